@@ -115,7 +115,7 @@ def test_splits_behind_what_there_is_cost_nothing(
         made.append(self.new_full(shape, torch.nan, **options))
         return made[-1]
 
-    monkeypatch.setattr(kernels, "_MOST_SUMS", most)
+    monkeypatch.setattr(kernels, "_MAX_SUMS", most)
     monkeypatch.setattr(torch.Tensor, "new_empty", full_of_nan)
     masks = [1 | 1 << i for i in range(7)]
     table = scattered_pages(2, 256)

@@ -168,9 +168,7 @@ def test_traffic_is_replayed_in_the_order_it_came(tmp_path: Path) -> None:
         read_traffic(str(log))
     with pytest.raises(DataError, match="--speed is 0"):
         read_traffic(str(log), speed=0)
-    with pytest.raises(
-        DataError, match=r"^there is no file no\.jsonl to take prompts from; correct its path$"
-    ):
+    with pytest.raises(DataError, match=r"^there is no prompt file no\.jsonl; correct its path$"):
         read_traffic("no.jsonl")
 
 
@@ -294,7 +292,7 @@ def test_servers_are_named_started_or_refused() -> None:
     for bad, problem in (
         (["x=start:serve"], "{port}"),
         (["x=start:serve 'a b --port {port}"], "No closing quotation"),
-        (["x=ftp://a"], "is no server"),
+        (["x=ftp://a"], "is not a server"),
         ([], "no server"),
     ):
         with pytest.raises(ServerError, match=problem):

@@ -47,12 +47,12 @@ def test_thinking_counts_whatever_the_server_calls_it(name: str) -> None:
 def test_a_line_that_is_no_chunk_fails_its_request_alone(line: str) -> None:
     one = answered('{"choices": [{"delta": {"content": "so"}}]}', line)
     assert not one.ok
-    assert "something else than a chat completion" in str(one.error)
+    assert "something other than a chat completion" in str(one.error)
 
 
 def test_an_answer_that_breaks_off_or_is_no_stream_is_a_failure() -> None:
     word, stop = ({"choices": [{"delta": {"content": "so"}, "finish_reason": end}]} for end in (None, "stop"))
-    assert "broke off" in str(sent(f"data: {json.dumps(word)}\n\n").error)
+    assert "was cut off" in str(sent(f"data: {json.dumps(word)}\n\n").error)
     assert sent(f"data: {json.dumps(stop)}\n\n").error is None  # some servers leave [DONE] out
     whole = sent('{"choices": [{"message": {"content": "so"}}]}', "application/json")
     assert whole.error == "the server sent application/json, not a stream of events"

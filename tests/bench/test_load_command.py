@@ -42,12 +42,12 @@ def test_of_several_models_one_can_be_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--replay", "log.jsonl", "--rate", "2"], "--rate means nothing in a load by --replay"),
-        (["--replay", "log.jsonl", "--workload", "code"], "--workload means nothing in a load by --replay"),
-        (["--rate", "2", "--concurrency", "4"], "--concurrency means nothing in a load by --rate"),
-        (["--speed", "2"], "--speed means nothing in a load by --concurrency"),
-        (["--fresh"], "--fresh can't start anew what runs already"),
-        (["--rate", ","], "--rate ',' is no list of numbers"),
+        (["--replay", "log.jsonl", "--rate", "2"], "--rate has no effect in a load by --replay"),
+        (["--replay", "log.jsonl", "--workload", "code"], "--workload has no effect in a load by --replay"),
+        (["--rate", "2", "--concurrency", "4"], "--concurrency has no effect in a load by --rate"),
+        (["--speed", "2"], "--speed has no effect in a load by --concurrency"),
+        (["--fresh"], "--fresh can't restart a running server"),
+        (["--rate", ","], "--rate ',' is not a list of numbers"),
         (["--concurrency", ""], "there is no level to measure; give --concurrency or --rate"),
         (["--max-tokens", "0"], "max_tokens = 0 is refused: Input should be greater than"),
     ],

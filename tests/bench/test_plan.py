@@ -229,7 +229,7 @@ def test_a_configuration_is_read_or_refused(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="has no hidden_size"):
         read_shape(str(folder))
     (folder / "config.json").write_text(json.dumps(SMOLLM2 | {"intermediate_size": [1536] * 30}))
-    with pytest.raises(TargetError, match="no single number as intermediate_size"):
+    with pytest.raises(TargetError, match="no single number for intermediate_size"):
         read_shape(str(folder))
 
 

@@ -80,7 +80,7 @@ def test_workloads_are_found_by_what_people_write(tmp_path: Path) -> None:
     assert find_workload(str(path)).name == "mine"
     for name, problem in (
         ("maths", "no workload"),
-        ("random:size=3", "is no setting"),
+        ("random:size=3", "is not a setting"),
         ("random:count=0", "at least 1"),
     ):
         with pytest.raises(DataError, match=problem):

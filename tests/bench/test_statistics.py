@@ -125,7 +125,7 @@ def test_alternation_is_abba_and_gives_both_orders_equally_often() -> None:
 
 
 def test_unpaired_series_are_refused() -> None:
-    with pytest.raises(ValueError, match="blocks must hold one of each"):
+    with pytest.raises(ValueError, match="blocks must contain one of each"):
         compare_paired([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="no values"):
         bootstrap_median([])

@@ -118,5 +118,5 @@ def test_what_was_tuned_has_to_fit(target: Target, head: Head, tmp_path: Path) -
         '{"best": {"1": {"depth": 3, "topk": 1, "nodes": 9}}}',
     ):
         (tmp_path / "other.json").write_text(other)
-        with pytest.raises(DataError, match="is no result of fledge tune"):
+        with pytest.raises(DataError, match="is not a result of fledge tune"):
             read_tuned(str(tmp_path / "other.json"))

@@ -78,7 +78,7 @@ def test_malformed_line_is_refused_with_its_number(tmp_path: Path, line: str, pr
 
 
 def test_missing_empty_and_binary_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match="there is no prompt file"):
         read_workload(str(tmp_path / "nowhere.jsonl"))
     with pytest.raises(DataError, match="holds no prompts"):
         read_workload(write_lines(tmp_path / "empty.jsonl", [""]))
@@ -97,7 +97,7 @@ def test_limit_takes_evenly_from_all_categories_in_the_files_order() -> None:
     assert places == sorted(places)
     one_category = Workload("w", tuple(Prompt(str(n), "math", ("x",)) for n in range(9))).limited(4)
     assert [prompt.question_id for prompt in one_category.prompts] == ["0", "1", "2", "3"]
-    with pytest.raises(DataError, match="nothing to measure"):
+    with pytest.raises(DataError, match="be measured"):
         own_workload().limited(0)
 
 

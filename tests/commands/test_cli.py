@@ -186,7 +186,7 @@ def test_a_head_for_another_target(
 
 def test_a_head_that_is_not_there(fledge: Fledge, tiny_target_folder: Path, tmp_path: Path) -> None:
     line = fledge.error("generate", "Hello", "--target", tiny_target_folder, "--head", tmp_path / "none")
-    assert f"{tmp_path}/none is no draft head" in line
+    assert f"{tmp_path}/none isn't a draft head" in line
     line = fledge.error("generate", "Hello", "--target", tiny_target_folder)
     assert "no head ships for" in line
     (tmp_path / "run" / "head").mkdir(parents=True)

@@ -100,7 +100,7 @@ def test_ids_that_serving_would_merge_differently_are_found(target: Target) -> N
     spaced = with_template(target, Fixture("spaced", SPACED, (" It",), "<|im_end|>", ()))
     [checked] = [c for c in check_template(spaced) if c.name == "three turns"]
     assert checked.status == "different"
-    assert "turn 2: training and serving part at token" in checked.detail
+    assert "turn 2: training and serving differ from token" in checked.detail
 
 
 def test_the_date_in_a_template_is_noted(target: Target) -> None:

@@ -293,7 +293,7 @@ def test_killed_at_any_write_and_started_again_the_files_are_the_same(
 def test_rows_nothing_can_be_made_of_are_one_clear_error(target: Target, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"prompt": "Hi"}, {"prompt": ["x"]}])
     chosen = PromptOptions(sources=({"path": path, "licence": "own", "shape": "prompt"},))
-    with pytest.raises(DataError, match=r"no row of the sources can be used \(.*shape 1.*\); correct"):
+    with pytest.raises(DataError, match=r"no row of the sources is usable \(.*shape 1.*\); correct"):
         make_prompts(target, None, chosen, str(tmp_path / "out"))
 
 
@@ -301,7 +301,7 @@ def test_a_full_folder_of_temporary_files_is_named(
     target: Target, sharegpt: str, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no folder"))
-    with pytest.raises(StorageError, match=r"among the temporary files .* TMPDIR"):
+    with pytest.raises(StorageError, match=r"in temporary files .* TMPDIR"):
         make_prompts(target, None, options(sharegpt, log), str(tmp_path / "out"))
 
 
@@ -326,7 +326,7 @@ def test_system_prompts_the_template_refuses_are_noticed_before_any_work(
     target: Target, sharegpt: str, log: str, tmp_path: Path
 ) -> None:
     strict = with_template(target, next(f for f in FIXTURES if f.name == "mistral"))
-    with pytest.raises(DataError, match=r"can't be given system prompts .*leave `system: true` out"):
+    with pytest.raises(DataError, match=r"takes no system prompts .*leave `system: true` out"):
         make_prompts(strict, None, options(sharegpt, log), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

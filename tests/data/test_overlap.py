@@ -78,8 +78,8 @@ def test_evaluation_files_may_be_conversations_arrays_and_packed(tmp_path: Path)
     ("line", "message"),
     [
         ("{", r"row 2 can't be read \(not_json\)"),
-        ('{"messages": []}', r"row 2: no user's turns \(shape\); hold them in `turns`, `messages`"),
-        ('{"answer": "42"}', r"row 2: no user's turns \(shape\)"),
+        ('{"messages": []}', r"row 2: no user turns \(shape\); put them in `turns`, `messages`"),
+        ('{"answer": "42"}', r"row 2: no user turns \(shape\)"),
     ],
 )
 def test_a_bad_evaluation_file_is_a_clear_error(tmp_path: Path, line: str, message: str) -> None:

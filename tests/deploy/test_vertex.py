@@ -140,8 +140,8 @@ def test_the_server_gets_the_environment_and_nobody_sees_its_values(
     assert "hf_secret" not in output
     for wrong, message in (
         ("NOT_SET", "isn't set here"),
-        ("=x", "is no variable"),
-        ("A B=x", "is no variable"),
+        ("=x", "isn't a variable"),
+        ("A B=x", "isn't a variable"),
     ):
         with pytest.raises(EngineError, match=message):
             parse_environment([wrong], {})
@@ -167,12 +167,12 @@ def test_a_dry_run_prints_requests_the_library_accepts(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"accelerator": "NVIDIA_ABACUS"}, "knows no accelerator"),
+        ({"accelerator": "NVIDIA_ABACUS"}, "has no accelerator"),
         ({"engine": "tgi"}, "use one of sglang, vllm, fledge"),
         ({"min_replicas": 4}, "max >= min"),
         ({"image": ""}, "image is empty"),
         ({"accelerator_count": 0}, "use at least 1"),
-        ({"engine": "fledge", "accelerator_count": 2}, "one accelerator a replica"),
+        ({"engine": "fledge", "accelerator_count": 2}, "one accelerator per replica"),
     ],
 )
 def test_what_vertex_would_refuse_is_refused_before(change: dict[str, Any], message: str) -> None:

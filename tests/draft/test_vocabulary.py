@@ -34,7 +34,7 @@ def test_coverage_is_the_share_of_counted_tokens():
 def test_only_generated_positions_are_counted():
     samples = [(torch.tensor([1, 2, 2, 3]), torch.tensor([0, 1, 1, 0], dtype=torch.uint8))]
     assert count_generated(samples, 5).tolist() == [0, 0, 2, 0, 0]
-    with pytest.raises(DataError, match="token 2 was generated, the target's vocabulary is 2"):
+    with pytest.raises(DataError, match="token 2 was generated, but the target's vocabulary is 2"):
         count_generated(samples, 2)
 
 

@@ -119,7 +119,7 @@ def test_other_layers_are_named_in_each_engines_convention(tmp_path: Path) -> No
 
 def test_a_head_trained_on_other_layers_is_refused(head: Head, target: Target) -> None:
     other = Head(head.config, head.weights, replace(head.metadata, feature_layers=(2, 4, 5)))
-    with pytest.raises(HeadError, match="features of layers 2, 4, 5, this target gives 1, 3, 4") as caught:
+    with pytest.raises(HeadError, match="features of layers 2, 4, 5, but this target has 1, 3, 4") as caught:
         other.check_target(target)
     assert "target.feature_layers=[2, 4, 5]" in str(caught.value)
     other.check_target(target.with_feature_layers((2, 4, 5)))

@@ -516,7 +516,7 @@ def test_a_wrong_head_is_noticed_before_anything_takes_time(tmp_path: Path, reci
     (tmp_path / "none").mkdir()
     options = recipe.train.model_copy(update={"init_head": str(tmp_path / "none")})
     run = Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run"))
-    with pytest.raises(HeadError, match="is no draft head"):
+    with pytest.raises(HeadError, match="isn't a draft head"):
         run_pipeline(run)
     assert not (tmp_path / "run" / "prompts").exists()
 

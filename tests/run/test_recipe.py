@@ -59,7 +59,7 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("train.epochs=-1", "train.epochs = -1 is refused"),
         ("train.epochs", "write key=value"),
         ("train.epochs=[1", "not valid YAML"),
-        ("train.loss={kl: 1, hard: 1, kl: 2}", "the key kl stands twice"),
+        ("train.loss={kl: 1, hard: 1, kl: 2}", "the key kl occurs twice"),
         (
             "prompts.openings=[{category: x, texxt: y}]",
             "unknown key prompts.openings.0.texxt; did you mean prompts.openings.0.text?",
@@ -115,7 +115,7 @@ def test_a_bad_file_is_refused(tmp_path: Path) -> None:
         ("- 1", "must be a mapping"),
         (
             "train: {epochs: 2}\ntarget: {}\ntrain: {seed: 1}",
-            "the key train stands twice.*line 3.*correct it",
+            "the key train occurs twice.*line 3.*correct it",
         ),
         ("train: {epoch: 2}", "train.epochs"),
     ]:

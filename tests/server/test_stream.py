@@ -38,7 +38,7 @@ async def sent(
     made = EventStream(
         events,
         deadline=asyncio.get_running_loop().time() + min(seconds, 60),
-        late=LATE,
+        timeout_event=LATE,
         stall_timeout=stall_timeout,
         close=lambda: None if closed is None else closed.append(True),
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fledge.server.message import Call, Said
+from fledge.server.message import Call, MessageParts
 from fledge.server.reader import Reader, Thoughts
 from fledge.server.tool_calls import CALL_FORMS, CallReader
 
@@ -24,12 +24,12 @@ def read(
     """Reasoning, content and calls, as a client adds them up."""
     thoughts = None if inside is None else Thoughts(inside=inside)
     reader = Reader(thoughts, CallReader(CALL_FORMS[form], {"look", "wait"}, several=several))
-    whole = Said()
+    whole = MessageParts()
     for number, piece in enumerate(pieces, 1):
-        said = reader.add(piece, last=number == len(pieces))
-        whole.reasoning += said.reasoning
-        whole.content += said.content
-        for index, call in said.calls.items():
+        parts = reader.add(piece, last=number == len(pieces))
+        whole.reasoning += parts.reasoning
+        whole.content += parts.content
+        for index, call in parts.calls.items():
             known = whole.calls.setdefault(index, Call(call.id, call.name))
             known.arguments += call.arguments
     assert list(whole.calls) == list(range(len(whole.calls)))
@@ -113,13 +113,13 @@ def test_nothing_is_lost_of_an_answer_that_breaks_off(
 ) -> None:
     del content
     for end in range(len(text)):
-        _, said, found = read(form, [text[:end]])
+        _, parts, found = read(form, [text[:end]])
         assert [name for name, _ in found] == [name for name, _ in calls[: len(found)]]
         for (_, arguments), (_, wanted) in zip(found, calls, strict=False):
             assert wanted.startswith(arguments)
-        assert said in text
+        assert parts in text
         if not found:
-            assert said.rstrip() == text[:end].rstrip()
+            assert parts.rstrip() == text[:end].rstrip()
 
 
 TEXTS = [(form, text) for form, text, *_ in [*CALLED, *NO_CALLS]]
@@ -177,7 +177,7 @@ def test_a_call_may_follow_reasoning_but_not_stand_in_it() -> None:
 def test_a_call_is_told_of_before_its_arguments_are_complete() -> None:
     reader = Reader(None, CallReader(CALL_FORMS["hermes"], {"look"}))
     assert not reader.add('<tool_call>\n{"name": "look", "argum', last=False)
-    said = reader.add('ents": {"place": "Par', last=False)
-    assert (said.calls[0].name, said.calls[0].arguments) == ("look", '{"place": "Par')
-    said = reader.add('is"}}', last=False)
-    assert (said.calls[0].name, said.calls[0].arguments) == (None, 'is"}')
+    parts = reader.add('ents": {"place": "Par', last=False)
+    assert (parts.calls[0].name, parts.calls[0].arguments) == ("look", '{"place": "Par')
+    parts = reader.add('is"}}', last=False)
+    assert (parts.calls[0].name, parts.calls[0].arguments) == (None, 'is"}')

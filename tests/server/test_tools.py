@@ -284,8 +284,8 @@ def test_what_cannot_be_done_with_tools_is_refused(calling: Running) -> None:
     for change, told in (
         ({"structured_outputs": {"regex": "a"}}, "no room for calls"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "one of them"),
-        ({"tools": [LOOK, LOOK]}, "one name"),
-        ({"tool_choice": {"type": "function", "function": {"name": "wait"}}}, "isn't among tools"),
+        ({"tools": [LOOK, LOOK]}, "same name"),
+        ({"tool_choice": {"type": "function", "function": {"name": "wait"}}}, "isn't in tools"),
         ({"tool_choice": "required", "min_tokens": 5}, "min_tokens"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}, "JSON object"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [call]}]}, "JSON object"),
@@ -408,8 +408,8 @@ def test_what_the_prompt_has_opened_is_reasoning_until_it_is_closed(
     body = ChatRequest.model_validate(THINKS)
     reader = dialect.reader(body, dialect._target.tokenizer.encode(end))
     assert reader is not None
-    said = reader.add("Hm.</think>Yes.", last=True)
-    assert (said.reasoning, said.content) == (reasoning, "Yes." if reasoning else "Hm.</think>Yes.")
+    parts = reader.add("Hm.</think>Yes.", last=True)
+    assert (parts.reasoning, parts.content) == (reasoning, "Yes." if reasoning else "Hm.</think>Yes.")
 
 
 def test_parsers_that_do_not_exist_are_refused() -> None:

@@ -90,7 +90,7 @@ def test_the_package_where_it_is_not_installed_means_the_default(
         resolve_target("no-such-package", tmp_path)
     with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
         config_place("no-such-package", tmp_path)
-    assert f"taking {DEFAULT_TARGET} from the model hub" in caplog.text
+    assert f"using {DEFAULT_TARGET} from the model hub" in caplog.text
 
 
 def test_of_a_hub_model_the_config_can_be_had_alone(
@@ -116,7 +116,7 @@ def test_a_download_that_breaks_off_is_one_clear_error(
     monkeypatch.setattr(hub_module, "unreachable_reason", lambda repo_id: "")
     monkeypatch.setattr(hub_module, "snapshot_download", download)
     with pytest.raises(
-        TargetError, match=r"the download of org/model broke off \(503 Server Error\): .* run the"
+        TargetError, match=r"the download of org/model failed \(503 Server Error\): .* run the"
     ):
         resolve_target("org/model", tmp_path)
 
@@ -135,7 +135,7 @@ def test_a_hub_that_never_answers_is_given_up_soon(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(hub_module, "HfApi", Silent)
     monkeypatch.setattr(hub_module, "_GIVE_UP_SECONDS", 0.2)
     start = time.monotonic()
-    with pytest.raises(TargetError, match="doesn't answer"):
+    with pytest.raises(TargetError, match="doesn't respond"):
         resolve_target("some-org/some-model-nobody-has", tmp_path)
     assert time.monotonic() - start < 1.5
 

@@ -96,7 +96,7 @@ def test_gguf_files_that_cannot_be_converted_are_clear_errors(original_folder: P
         with pytest.raises(TargetError, match="scales its RoPE"):
             resolve_target(str(scaled), tmp_path)
     biased = write_gguf(original_folder, tmp_path / "biased.gguf", also=["blk.0.attn_q.bias"])
-    with pytest.raises(TargetError, match="for another model, without its biases"):
+    with pytest.raises(TargetError, match="as another model, without its biases"):
         resolve_target(str(biased), tmp_path)
     other = write_gguf(original_folder, tmp_path / "other.gguf", architecture="bloom")
     with pytest.raises(TargetError, match="LlamaForCausalLM"):

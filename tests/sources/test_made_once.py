@@ -48,7 +48,7 @@ def test_who_waits_for_a_lock_that_nobody_holds_is_told_what_to_delete(
     while waiting.is_alive() and "waiting for another fledge" not in caplog.text:
         waiting.join(0.01)
     assert waiting.is_alive()
-    Path(caplog.messages[-1].split("if none is at work, delete ")[1]).unlink()
+    Path(caplog.messages[-1].split("if none is running, delete ")[1]).unlink()
     waiting.join(10)
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["weights"]
 

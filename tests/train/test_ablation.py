@@ -114,7 +114,7 @@ def test_rows_that_only_a_new_head_has_are_none_when_training_goes_on(target, fe
         "random-fast",
         "norms-3.1",
     }
-    with pytest.raises(DataError, match=r"no row 'random' of a training that goes on from train\.init_head"):
+    with pytest.raises(DataError, match=r"no row 'random' when training continues from train\.init_head"):
         run_row(target, features, going_on, JUDGED, 300, "random", str(tmp_path))
 
 
@@ -131,7 +131,7 @@ def test_the_table_compares_rows_of_the_same_making(target, features: str, tmp_p
     assert lines[1][:3] == ("random", "init=random", f"{random.tau:.3f}")
     assert lines[1][3].startswith(f"{random.tau - base.tau:+.3f} (")
     other = replace(random, made_from="")
-    with pytest.raises(DataError, match="judged differently"):
+    with pytest.raises(DataError, match="evaluated differently"):
         table([base, other])
     with pytest.raises(DataError, match="no row 'unheard-of'; the rows are recipe, random"):
         row("unheard-of")

@@ -242,7 +242,7 @@ def test_a_loss_of_ones_own_has_the_gradient_of_the_one_it_says(measure: bool) -
 
 def test_a_loss_that_is_not_by_row_is_refused() -> None:
     teacher = torch.randn(5, 30).softmax(-1)
-    with pytest.raises(DataError, match="one number for each"):
+    with pytest.raises(DataError, match="one number per row"):
         loss_gradient_(
             torch.randn(5, 30), teacher, torch.zeros(5, dtype=torch.int64), torch.ones(5, dtype=torch.bool),
             lambda logits, teacher, best: logits.sum(), measure=False,

@@ -237,7 +237,7 @@ def test_training_goes_on_from_a_given_head(
     options = OPTIONS.model_copy(update={"init_head": str(undisturbed / "head"), **still})
     run(target, features, tmp_path, options)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "train.fc_norm=True has no effect: the head that training goes on from has False"
+        "train.fc_norm=True has no effect: train.init_head is a head with False"
     ]
     again = Head.load(str(tmp_path / "head"))
     assert torch.equal(again.weights.d2t, start.weights.d2t)
@@ -357,7 +357,7 @@ def test_the_documented_loss_of_ones_own_trains(
     [
         ("no_such_module:loss", "start in the folder that holds it"),
         ("json:no_such_loss", "has no 'no_such_loss'"),
-        ("json:__name__", "is no function"),
+        ("json:__name__", "is not a function"),
     ],
 )
 def test_a_loss_that_is_not_there_is_refused_before_anything_runs(

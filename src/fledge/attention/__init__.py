@@ -1,4 +1,4 @@
-"""Tree attention over a paged KV pool: the reference that defines it, and fast paths tested against it.
+"""Tree attention over a paged KV pool: a reference, and fast paths tested against it.
 
 The CPU path with compiled kernels is `native/attention.h`, part of whole-layer forwards.
 """
@@ -16,21 +16,21 @@ from fledge.attention.reference import reference_attention
 
 
 class Attention(Protocol):
-    """Attention over one batch's rows, made once per forward."""
+    """Attention over one batch's rows; built once per forward."""
 
     write_slots: Tensor  # [R] int64, the pool slot each row's key and value go to
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
 
-        `sinks` [heads]: logits of what takes its part of the softmax and adds nothing; None: there are none.
+        `sinks` [heads]: logits that take part in the softmax without a value; None: no sinks.
         """
 
 
 def paged_attention(rows: PagedRows, page_size: int, window: int = 0) -> Attention:
     """The Triton kernel on a GPU where Triton is installed (`pip install "fledge[gpu]"`), otherwise plain torch.
 
-    `window`: how many tokens a row sees at most, its own with them, 64 or more; 0: all before it.
+    `window`: how many tokens a row sees at most, including its own, at least 64; 0: all.
     """
     if rows.page_table.is_cuda and find_spec("triton") is not None:
         from fledge.attention.triton import TritonAttention  # only a GPU machine needs it

@@ -5,8 +5,8 @@
     request 1    r r r           k k k k k k         a key that the mask hides
     request 2    r r .           k k k . . .
 
-Where padding would be more than twice the work, each request is a rectangle (`_Block`) of its own. Rectangles, slots
-and masks are the same in every layer, so they are made once per forward.
+If padding would more than double the work, each request gets its own rectangle (`_Block`). Rectangles, slots and masks
+are the same in every layer, so they are built once per forward.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor
 
 from fledge.attention.layout import PagedRows, first_seen, kv_slots, row_indices, row_requests
 
-# The rectangle may be this many times the work (query rows * keys) of going request by request; or have this much work,
-# below which a call itself costs more than the padding.
+# The rectangle may be this many times the work (query rows * keys) of separate calls per request, or up to this much
+# work in total, below which a call's overhead outweighs the padding.
 _MAX_PADDING, _FREE_AREA = 2, 1 << 18
-_MOST_SCORES = 1 << 24  # that are kept at once where heads have sinks
+_MOST_SCORES = 1 << 24  # scores in memory at once, for heads with sinks
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Some requests side by side: Q rows and S keys each, after padding. Rows of the block are one range."""
+    """Some requests side by side: Q rows and S keys each, after padding. A block's rows are contiguous."""
 
     rows: slice
-    padded_row: Tensor | None  # [rows], b * Q + i; None: one request, nothing to pad
+    padded_row: Tensor | None  # [rows], b * Q + i; None: one request, no padding
     requests: int
     query_rows: int
-    slots: Tensor | slice  # [requests * S], or a range of the pool when it is one
-    mask: Tensor | None  # [requests, 1, Q, S] bool; None: all seen, or plain causal
+    slots: Tensor | slice  # [requests * S], or a slice if contiguous
+    mask: Tensor | None  # [requests, 1, Q, S] bool; None: all visible, or plain causal
     causal: bool
 
 
@@ -65,7 +65,7 @@ class PagedAttention:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
 
-        `sinks` [heads]: logits of what takes its part of the softmax and adds nothing.
+        `sinks` [heads]: logits that take part in the softmax without a value.
         """
         outputs = [_attend_block(block, query[block.rows], keys, values, sinks) for block in self._blocks]
         return outputs[0] if len(outputs) == 1 else torch.cat([query[:0], *outputs])
@@ -98,7 +98,7 @@ class PagedAttention:
         mask = None
         if not causal and not everything:
             seen = torch.zeros(size * query_rows, keys, dtype=torch.bool, device=device)
-            seen[padded_row] = _seen(rows, first + local, index[span], key, span)
+            seen[padded_row] = _visible(rows, first + local, index[span], key, span)
             if self._first is not None and limited:
                 seen[padded_row] &= key >= self._first[span].unsqueeze(1)
             mask = seen.view(size, 1, query_rows, keys)
@@ -113,7 +113,7 @@ class PagedAttention:
         )
 
 
-def _seen(rows: PagedRows, request: Tensor, index: Tensor, key: Tensor, span: slice) -> Tensor:
+def _visible(rows: PagedRows, request: Tensor, index: Tensor, key: Tensor, span: slice) -> Tensor:
     """Which keys [S] each row of `span` sees, [rows, S] bool."""
     if rows.window_mask is None:
         return key <= index.unsqueeze(1)
@@ -123,7 +123,7 @@ def _seen(rows: PagedRows, request: Tensor, index: Tensor, key: Tensor, span: sl
 
 
 def _as_range(slots: Tensor) -> Tensor | slice:
-    """A run of neighbouring slots is read in place instead of copied."""
+    """Contiguous slots as a slice, which is read in place instead of copied."""
     first, count = int(slots[0]), slots.shape[0]
     if torch.equal(slots, torch.arange(first, first + count, device=slots.device)):
         return slice(first, first + count)
@@ -145,11 +145,11 @@ def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor, si
     value = _read(values, block.slots).view(batch, -1, kv_heads, size).transpose(1, 2)
     if sinks is not None:
         output = _attend_with_sinks(block, query.view(batch, count, heads, size), key, value, sinks)
-    elif block.causal:  # one long run of rows: the kernel skips what lies above the diagonal
+    elif block.causal:  # one long run of rows: the kernel skips everything above the diagonal
         query = query.view(batch, count, heads, size).transpose(1, 2)  # [b, heads, Q, D]
         output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=group > 1)
         output = output.transpose(1, 2)
-    else:  # heads that share a KV head become more rows of it, so keys are read once
+    else:  # heads sharing a KV head become extra rows, so keys are read once
         query = query.view(batch, count, kv_heads, group, size).permute(0, 2, 3, 1, 4)
         query = query.reshape(batch, kv_heads, group * count, size)
         mask = None if block.mask is None else block.mask.repeat(1, 1, group, 1)  # [b, 1, group * Q, S]
@@ -162,7 +162,7 @@ def _attend_block(block: _Block, query: Tensor, keys: Tensor, values: Tensor, si
 def _attend_with_sinks(block: _Block, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> Tensor:
     """query [b, Q, heads, D], key and value [b, kv_heads, S, D], sinks [heads] -> [b, Q, heads, D].
 
-    torch's own call knows no sinks. This one keeps scores, so it takes some rows after the other.
+    torch's attention has no sinks. This one materialises scores, so it processes some rows at a time.
     """
     (batch, count, heads, size), (kv_heads, keys) = query.shape, key.shape[1:3]
     group = heads // kv_heads

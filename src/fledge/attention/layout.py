@@ -1,6 +1,6 @@
-"""Where rows live in a paged KV pool, and what each of them sees.
+"""Where rows are stored in a paged KV pool, and what each of them sees.
 
-A request's KV indices 0, 1, 2, ... are its committed prefix, then this round's window. Drawn for a prefix of 3 and
+A request's KV indices 0, 1, 2, ... are its committed prefix, then this round's window. Example: a prefix of 3 and
 a window of 4 tree nodes (node 1 and 2 are children of 0, node 3 of 1), `x` = seen:
 
                   prefix | window      window_mask
@@ -28,7 +28,7 @@ class PagedRows(Protocol):
 
     @property
     def prefix_length(self) -> Tensor:
-        """[B], committed KV indices, seen by every row."""
+        """[B], committed KV indices, visible to every row."""
 
     @property
     def window_offset(self) -> Tensor:
@@ -40,11 +40,11 @@ class PagedRows(Protocol):
 
     @property
     def window_mask(self) -> Tensor | None:
-        """[R] int64, bit j = window index j is seen; None: causal."""
+        """[R] int64, bit j: window index j is visible; None: causal."""
 
 
 def kv_slots(page_table: Tensor, request: Tensor, index: Tensor, page_size: int) -> Tensor:
-    """Pool slots of KV `index` of `request`, two tensors of one shape; int64."""
+    """Pool slots of KV `index` of `request`, two tensors of the same shape; int64."""
     request, index = request.long(), index.long()
     return page_table[request, index // page_size].long() * page_size + index % page_size
 
@@ -62,9 +62,9 @@ def row_indices(rows: PagedRows, request: Tensor) -> Tensor:
 
 
 def first_seen(rows: PagedRows, index: Tensor, request: Tensor, window: int) -> Tensor:
-    """The first KV index of the prefix that each row, written at `index`, sees with such a window, [R] int64.
+    """The first KV index of the prefix that each row, stored at `index`, sees with this window, [R] int64.
 
-    A tree's node is as far from the prefix as it has ancestors, wherever it is written.
+    A tree node's distance from the prefix is its number of ancestors, regardless of where it is stored.
     """
     if rows.window_mask is not None:
         bits = rows.window_mask.unsqueeze(1) >> torch.arange(64, device=index.device)

@@ -1,4 +1,4 @@
-"""What paged tree attention is, row by row. Every fast path is tested against this."""
+"""The definition of paged tree attention, row by row. Every fast path is tested against it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fledge.attention.layout import PagedRows, kv_slots
 
 
 def seen_indices(rows: PagedRows, request: int, row: int, window: int = 0) -> list[int]:
-    """KV indices row `row` of the batch, which belongs to `request`, sees: the prefix, then its window entries.
+    """KV indices seen by row `row` of the batch, which belongs to `request`: the prefix, then its window entries.
 
-    Of these the last `window`, itself with them; 0: all.
+    Only the last `window` of these, including the row's own; 0: all.
     """
     prefix = int(rows.prefix_length[request])
     if rows.window_mask is None:
-        own = prefix + int(rows.window_offset[request]) + row - int(rows.row_start[request])
-        return list(range(own + 1))[-window:]
+        index = prefix + int(rows.window_offset[request]) + row - int(rows.row_start[request])
+        return list(range(index + 1))[-window:]
     mask = int(rows.window_mask[row])  # negative when bit 63 is set; >> keeps the sign, so & 1 stays right
     return [*range(prefix), *(prefix + j for j in range(64) if (mask >> j) & 1)][-window:]
 
@@ -28,7 +28,7 @@ def reference_attention(
     rows: PagedRows,
     page_size: int,
     window: int = 0,
-    sinks: Tensor | None = None,  # [heads], logits of what takes its part of the softmax and adds nothing
+    sinks: Tensor | None = None,  # [heads], logits that take part in the softmax without a value
 ) -> Tensor:  # [R, heads, D], query's dtype, computed in float32
     """Softmax attention, scaled by D ** -0.5; query head h reads KV head h // (heads // kv_heads)."""
     group = query.shape[1] // keys.shape[1]

@@ -6,9 +6,9 @@
     row tile 0   [ prefix ..... | prefix ..... | prefix, window ]   each: max, sum, values; merged by log-sum-exp
 
 The query heads that share a KV head are packed into one tile with their rows, so keys and values are read once for all.
-A tile's rows belong to one request; which one it finds by bisection, so nothing is read on the host. The window is
-masked by each row's 64 ancestor bits; without masks (plain decode, chains, prefill) by one comparison. Where heads have
-sinks, the first split begins with them.
+A tile's rows belong to one request, which the kernel finds by bisection, so nothing is read on the host. The window is
+masked by each row's 64 ancestor bits; without masks (plain decode, chains, prefill) by one comparison. If heads have
+sinks, the first split starts with them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from triton import knobs
 
 from fledge.attention.layout import PagedRows, first_seen, kv_slots
 
-_SPLIT = 512  # KV indices per program at least; a power of two
-_MOST_SUMS = 1 << 26  # numbers that all splits together leave to be merged, at most: 256 MiB
+_SPLIT = 512  # minimum KV indices per program; a power of two
+_MAX_SUMS = 1 << 26  # limit on numbers that the splits leave to be merged: 256 MiB
 _TILE_ROWS = 64  # rows times query heads per KV head, about
 _KEYS = 64  # KV indices per step
 _INTERPRETED = (
@@ -49,8 +49,8 @@ class TritonAttention:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
         """query [R, heads, D], pool keys and values [slots, kv_heads, D], rows already written -> [R, heads, D].
 
-        bf16, fp16 or fp32; D up to 256; scaled by D ** -0.5. Sums are float32. `sinks` [heads]: logits of what takes
-        its part of the softmax and adds nothing.
+        bf16, fp16 or fp32; D up to 256; scaled by D ** -0.5. Sums are float32. `sinks` [heads]: logits that take part
+        in the softmax without a value.
         """
         rows, size = self._rows, query.shape[2]
         heads, kv_heads = query.shape[1], keys.shape[1]
@@ -60,7 +60,7 @@ class TritonAttention:
         split = _split_length(self._indices, self._count * heads * (size + 2))
         splits = triton.cdiv(self._indices, split)
         partial = query.new_empty(self._count, heads, splits, size + 2, dtype=torch.float32)
-        tiles = self._count // tile + self._requests  # each request begins a tile of its own
+        tiles = self._count // tile + self._requests  # each request starts a new tile
         _attend[(tiles, kv_heads, splits)](
             query,
             keys,
@@ -110,12 +110,12 @@ class TritonAttention:
 
 
 def _split_length(indices: int, sums: int) -> int:
-    """KV indices per program, of `indices` that a table has room for; each split leaves so many `sums`.
+    """KV indices per program, for a table with room for `indices`; each split leaves `sums` numbers to be merged.
 
-    Many rows keep a GPU busy without many splits, whose sums would take gigabytes where contexts may be long.
+    Many rows keep a GPU busy without many splits, whose sums would take gigabytes for long contexts.
     """
-    most = max(_MOST_SUMS // sums, 1)
-    return max(int(triton.next_power_of_2(triton.cdiv(indices, most))), _SPLIT)
+    limit = max(_MAX_SUMS // sums, 1)
+    return max(int(triton.next_power_of_2(triton.cdiv(indices, limit))), _SPLIT)
 
 
 def _row_count(rows: PagedRows) -> int:
@@ -175,7 +175,7 @@ def _attend(
     prefix = tl.load(prefix_length + low)
     base = prefix + tl.load(window_offset + low) - first  # KV index of row r: base + r
     start, stop = split * SPLIT, tl.minimum(split * SPLIT + SPLIT, base + end)
-    if start >= stop:  # the table has room for more than there is
+    if start >= stop:  # the table has room for more than is used
         return
 
     lane = tl.arange(0, LANES)
@@ -189,14 +189,14 @@ def _attend(
         q = q.to(tl.float32)
     if TREE:
         mask = tl.load(window_mask + row, mask=live, other=0)
-    if WINDOWED:  # nothing before the tile's first is read
+    if WINDOWED:  # nothing before the tile's first visible index is read
         earliest = tl.load(first_seen + row, mask=live, other=stop)
         start = tl.maximum(start, (tl.min(earliest, 0) // KEYS * KEYS).to(tl.int32))
 
     high_score = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     mixed = tl.zeros([LANES, D_PADDED], tl.float32)
-    if SINKS:  # every row has a first split, though its window may begin behind it
+    if SINKS:  # every row has a first split, even if its window begins after it
         sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32)
         high_score = tl.where(split == 0, sink, high_score)
         total = tl.where(split == 0, 1.0, total)
@@ -220,8 +220,8 @@ def _attend(
             seen = seen & (index[None, :] >= earliest[:, None])
         seen = seen & inside[None, :] & live[:, None]
         scores = tl.where(seen, scores, float("-inf"))
-        raised = tl.maximum(high_score, tl.max(scores, 1))
-        safe = tl.where(raised == float("-inf"), 0.0, raised)
+        new_max = tl.maximum(high_score, tl.max(scores, 1))
+        safe = tl.where(new_max == float("-inf"), 0.0, new_max)
         weights = tl.exp(scores - safe[:, None])
         shrink = tl.exp(high_score - safe)
         total = total * shrink + tl.sum(weights, 1)
@@ -230,7 +230,7 @@ def _attend(
         if WIDEN:
             rounded, v = rounded.to(tl.float32), v.to(tl.float32)
         mixed = mixed * shrink[:, None] + tl.dot(rounded, v, input_precision="ieee")
-        high_score = raised
+        high_score = new_max
 
     stored = live[:, None] & (column[None, :] < D)
     if splits == 1:
@@ -256,11 +256,11 @@ def _merge(partial, output, row_index, splits, D: tl.constexpr, D_PADDED: tl.con
     for split in range(used):
         part = base + split * (D + 2)
         score = tl.load(part)
-        raised = tl.maximum(high_score, score)
-        safe = tl.where(raised == float("-inf"), 0.0, raised)
+        new_max = tl.maximum(high_score, score)
+        safe = tl.where(new_max == float("-inf"), 0.0, new_max)
         shrink, weight = tl.exp(high_score - safe), tl.exp(score - safe)
         total = total * shrink + tl.load(part + 1) * weight
         mixed = mixed * shrink + tl.load(part + 2 + column, mask=column < D, other=0.0) * weight
-        high_score = raised
+        high_score = new_max
     result = mixed / tl.maximum(total, 1e-30)
     tl.store(output + item * D + column, result.to(output.dtype.element_ty), mask=column < D)

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files here and anywhere, second attempts, checksums, started servers, progress."""
+"""Foundations of every room: errors, local and remote files, retries, checksums, child servers, progress."""

@@ -1,4 +1,4 @@
-"""Checksums that lie in the file they protect. A file without one was brought by a user, or is an older version's."""
+"""Checksums stored inside the file they protect. A file without one comes from a user or an older version."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def sha256(data: bytes | memoryview) -> str:
 
 
 def json_sha256(value: Any) -> str:
-    """Of a JSON value, however it is written."""
+    """SHA-256 of a JSON value, independent of its formatting."""
     return sha256(json.dumps(json.loads(json.dumps(value)), sort_keys=True).encode())
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its own checksum."""
+    """The JSON object with its own checksum added."""
     return {**value, FIELD: json_sha256(value)}
 
 
 def unsealed(value: Any) -> dict[str, Any]:
-    """What `sealed` was given. Raises a ValueError if the object has changed since."""
+    """The inverse of `sealed`. Raises a ValueError if the object has changed since."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    rest = {name: part for name, part in value.items() if name != FIELD}
-    if FIELD in value and value[FIELD] != json_sha256(rest):
+    value_only = {name: part for name, part in value.items() if name != FIELD}
+    if FIELD in value and value[FIELD] != json_sha256(value_only):
         raise ValueError("wrong checksum")
-    return rest
+    return value_only

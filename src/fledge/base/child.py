@@ -1,11 +1,11 @@
-"""A server that is started for a while: free port, process group of its own, awaited, and gone afterwards.
+"""A temporary server process: a free port, its own process group, waiting until ready, and cleanup.
 
     with started(["fledge", "serve", "--port", str(port)], name="plain") as server:
         server.wait_until_ready(f"http://127.0.0.1:{port}/health", 600)
         ...
 
-Whatever happens inside, SIGTERM to ourselves included, the server and the workers it started are ended. If we are
-killed, as by a system out of memory, a guard ends them: a process that waits for the end of a pipe, which is our own.
+Whatever happens inside, including SIGTERM to ourselves, the server and its workers are ended. If we are killed, for
+example by the OOM killer, a guard process ends them: it waits for the end of a pipe that we hold open.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import IO
 from fledge.base.errors import ServerError
 
 _POLL_S = 0.5
-_PROBE_S = 5.0  # for one answer while waiting
+_PROBE_S = 5.0  # per readiness probe
 _TERM_S, _KILL_S = 20.0, 10.0
 _GUARD = """
 import os, signal, sys, time
-told = sys.stdin.read().split()  # until we are gone
-if not told:
+message = sys.stdin.read().split()  # returns when we are gone
+if not message:
     sys.exit()
-group, seconds = int(told[0]), float(told[1])
+group, seconds = int(message[0]), float(message[1])
 try:
     os.killpg(group, signal.SIGTERM)
     end = time.monotonic() + seconds
@@ -50,29 +50,29 @@ except ProcessLookupError:
 
 @dataclass(frozen=True)
 class StartedServer:
-    """A running process; `log` holds what it printed, or is None if that went to our own output."""
+    """A running process; `log` captures its output, or is None if that goes to our own output."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: IO[bytes] | None
 
     def wait_until_ready(self, url: str, seconds: float, api_key: str | None = None) -> None:
-        """Return once `url` answers with success; ServerError if the process ends or the time is over."""
+        """Return once `url` responds with success; a ServerError if the process ends or the time is up."""
         end = time.monotonic() + seconds
         while not _answers(url, api_key):
             code = self.process.poll()
             if code is not None:
                 raise ServerError(
-                    f"{self.name} ended with code {code} before it was ready{self._told()}; "
+                    f"{self.name} ended with code {code} before it was ready{self._output()}; "
                     "run its command by hand to see why"
                 )
             if time.monotonic() > end:
                 raise ServerError(
-                    f"{self.name} wasn't ready after {seconds:.0f} s{self._told()}; give it more time"
+                    f"{self.name} wasn't ready after {seconds:.0f} s{self._output()}; give it more time"
                 )
             time.sleep(_POLL_S)
 
-    def _told(self) -> str:
+    def _output(self) -> str:
         if self.log is None:
             return " (its output is above)"
         self.log.seek(0)
@@ -89,7 +89,7 @@ def started(
     quiet: bool = True,
     term_s: float = _TERM_S,
 ) -> Iterator[StartedServer]:
-    """Run a command while it is needed. `quiet` keeps its output for error messages instead of showing it.
+    """Run a command while the context is open. `quiet` keeps its output for error messages instead of showing it.
 
     It has `term_s` seconds to end after SIGTERM, then it is killed; a Ctrl-C meanwhile kills it at once.
     """
@@ -101,7 +101,7 @@ def started(
                 stdin=subprocess.DEVNULL,
                 stdout=log if quiet else None,
                 stderr=subprocess.STDOUT if quiet else None,
-                start_new_session=True,  # stopping it stops the workers it starts
+                start_new_session=True,  # so that its workers can be stopped with it
             )
         except OSError as error:
             raise ServerError(
@@ -117,7 +117,7 @@ def started(
 
 @contextmanager
 def _guard() -> Iterator[IO[bytes]]:
-    """Where to write the process group that is to end if we are killed, and how long it may take."""
+    """Where to write the process group to end if we are killed, and how long ending may take."""
     command = [sys.executable, "-I", "-S", "-c", _GUARD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         if process.stdin is None:
@@ -129,12 +129,12 @@ def _guard() -> Iterator[IO[bytes]]:
 
 
 def http_url(host: str, port: int) -> str:
-    """The address of what listens there; IPv6 wants brackets."""
+    """The URL of a listening host and port; IPv6 needs brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -145,12 +145,12 @@ def _answers(url: str, api_key: str | None) -> bool:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_PROBE_S):
             return True
-    except (OSError, ValueError):  # HTTP errors are OSErrors; ValueError: no HTTP at all
+    except (OSError, ValueError):  # HTTP errors are OSErrors; ValueError: not HTTP
         return False
 
 
 def stopping_on_sigterm() -> AbstractContextManager[None]:
-    """SIGTERM unwinds like Ctrl-C, so that what we started is ended before we are."""
+    """Make SIGTERM unwind like Ctrl-C, so that child processes are ended before we are."""
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -160,7 +160,7 @@ def stopping_on_sigterm() -> AbstractContextManager[None]:
 
 @contextmanager
 def on_sigterm(action: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM does this instead of ending the process, where signals can be handled at all."""
+    """Run `action` on SIGTERM instead of ending the process, if signals can be handled here."""
     if not _handles_signals():
         yield
         return
@@ -176,7 +176,7 @@ def _handles_signals() -> bool:
 
 
 def _end(process: subprocess.Popen[bytes], term_s: float) -> None:
-    """Ask the server and its workers to end, then end them."""
+    """Ask the server and its workers to end, then kill them."""
     if _handles_signals():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end us before the server
     for number, seconds in ((signal.SIGTERM, term_s), (signal.SIGKILL, _KILL_S)):

@@ -1,4 +1,4 @@
-"""What a person sees while stages run: a bar with an ETA on a terminal, a line every half minute in a log."""
+"""Console output while stages run: a bar with an ETA on a terminal, a line every half minute in a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 LOG_INTERVAL_S = 30.0
 
-# A log has no width of its own; tables need about this much. Texts are shown as they are: no :smile: becomes a picture.
+# A log has no width; tables need about this much. Markup and emoji codes are off: :smile: stays text.
 console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 110)
 
 
@@ -55,11 +55,11 @@ class StageProgress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the stage began."""
+        """Seconds since the stage started."""
         return time.monotonic() - self._started
 
     def update(self, done: float, total: float, note: str) -> None:
-        """Show that `done` of `total` units are ready; `note` stands beside the bar (a rate, a loss)."""
+        """Show that `done` of `total` units are ready; `note` is shown beside the bar (a rate, a loss)."""
         now = time.monotonic()
         first = self._first = self._first or (now, done)
         eta = _eta(first, (now, done), total)
@@ -71,7 +71,7 @@ class StageProgress:
 
 
 def _eta(first: tuple[float, float], last: tuple[float, float], total: float) -> str:
-    """From two pairs of time and what was done by then."""
+    """The ETA, from two pairs of time and progress."""
     (started, before), (now, done) = first, last
     if not total or done <= before or now - started < 1.0:
         return "--:--"
@@ -79,22 +79,22 @@ def _eta(first: tuple[float, float], last: tuple[float, float], total: float) ->
 
 
 def say(*lines: str, dim: bool = False) -> None:
-    """Print lines as they are: brackets are no markup, and a long path isn't broken into two."""
+    """Print lines unchanged: brackets aren't markup, and long paths aren't wrapped."""
     for line in lines:
         console.print(line, markup=False, soft_wrap=True, style="dim" if dim else None)
 
 
 def clock(seconds: float) -> str:
     """`75` -> `1:15`, `3700` -> `1:01:40`."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1
 ) -> None:
-    """A table whose first columns are text and whose others are figures."""
+    """Print a table whose first columns are text and the others numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", header_style="")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < text_columns else "right", overflow="fold")
@@ -107,7 +107,7 @@ def print_table(
 
 
 def _narrow(table: Table, text_columns: int) -> None:
-    """Give up rules, padding and headers of one line; then texts are broken rather than figures."""
+    """Drop rules, padding and one-line headers, so that text is wrapped rather than numbers."""
     table.box, table.padding, table.pad_edge = box.SIMPLE_HEAD, (0, 0), False
     figures = table.columns[text_columns:]
     needed = sum(1 + max((len(str(cell)) for cell in column.cells), default=0) for column in figures)

@@ -1,4 +1,4 @@
-"""Files and folders on this machine's disks: whole, and there after a power loss."""
+"""Local files and folders: complete, and durable across a power loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock
 
 
 def make_folder(path: Path) -> None:
-    """Make a local folder and those above it. A link on the way that leads nowhere is named, not called existing."""
+    """Create a local folder and its parents. A dangling link on the way is named in the error."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -26,10 +26,10 @@ def make_folder(path: Path) -> None:
 
 
 def file_lock(path: Path) -> BaseFileLock:
-    """A lock on a file in a folder that exists; where the file system has no flock, one that is the file itself.
+    """A lock on a file in an existing folder; on a file system without flock, the file's existence is the lock.
 
-    filelock sees to that where flock answers ENOSYS. ENOLCK stays an error: it may be gone a moment later, and then two
-    processes would hold locks of two kinds.
+    filelock does that if flock returns ENOSYS. ENOLCK stays an error: it may be gone a moment later, and then two
+    processes would hold different kinds of locks.
     """
     with tempfile.TemporaryFile(dir=path.parent) as probe:
         try:
@@ -41,7 +41,7 @@ def file_lock(path: Path) -> BaseFileLock:
 
 
 def write_through(path: Path) -> None:
-    """Wait until a local file, or the names in a folder, are on the disk."""
+    """Wait until a local file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -50,8 +50,8 @@ def write_through(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file that appears whole or not at all."""
-    # The same name each time: what a killed process leaves behind is overwritten when the shard is made again.
+    """Write a file that appears completely or not at all."""
+    # The same name each time: leftovers of a killed process are overwritten when the shard is written again.
     aside = path.with_name(f".{path.name}.partial")
     make_folder(path.parent)
     try:
@@ -66,8 +66,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
-    """Plain reads. A memory map would count every page it ever touched as this process' memory."""
-    found = []
+    """Read ranges without a memory map, which would count every touched page as this process' memory."""
+    blocks = []
     with open(path, "rb", buffering=0) as file:
         for start, stop in ranges:
             data = bytearray(stop - start)
@@ -75,5 +75,5 @@ def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]
             done = 0
             while done < len(data) and (count := file.readinto(memoryview(data)[done:])):
                 done += count
-            found.append(data[:done] if done < len(data) else data)
-    return found
+            blocks.append(data[:done] if done < len(data) else data)
+    return blocks

@@ -2,12 +2,12 @@
 
 
 def one_line(error: BaseException) -> str:
-    """What another library's error says, for use within a message of ours: at most 300 characters of one line."""
+    """Another library's error message, for use within our own: at most 300 characters of one line."""
     return " ".join(str(error).split())[:300]
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what another library's error says, or its type: what follows is often pages of advice."""
+    """The first line of another library's error message, or its type; the rest is often pages of advice."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -40,7 +40,7 @@ class EngineError(FledgeError):
 
 
 class FingerprintError(FledgeError):
-    """A folder that was made from other inputs than the ones given now."""
+    """A folder that was made from inputs other than the current ones."""
 
 
 class ServerError(FledgeError):

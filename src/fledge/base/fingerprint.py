@@ -1,4 +1,4 @@
-"""What a stage's folder was made from: `fingerprint.json`, which the folder must match when the stage goes on."""
+"""The inputs of a stage's folder, as `fingerprint.json`; a resumed stage must match it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BACKEND_NAME = "backend.json"
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What an output was made from. The parts are kept, so that a mismatch can name the field."""
+    """The inputs of an output. The parts are stored, so that a mismatch can name the field."""
 
     parts: Mapping[str, Any]  # flat: dotted field -> JSON scalar or list
     digest: str
 
     def differing_fields(self, other: Fingerprint) -> list[str]:
-        """Fields whose values differ, or which only one of the two has."""
+        """Fields whose values differ, or that only one of the two has."""
         missing = object()
         fields = sorted({*self.parts, *other.parts})
         return [f for f in fields if self.parts.get(f, missing) != other.parts.get(f, missing)]
@@ -39,15 +39,15 @@ class Fingerprint:
             return None
         value = read_json(url)
         try:
-            found = make_fingerprint(value["parts"])
-            if found.digest != value["digest"]:
+            fingerprint = make_fingerprint(value["parts"])
+            if fingerprint.digest != value["digest"]:
                 raise ValueError("wrong checksum")
-            return found
+            return fingerprint
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise StorageError(f"{url} is damaged ({error!r}); {remedy(url)}") from error
 
     def claim(self, folder: str) -> None:
-        """Store the fingerprint in a new folder; in an existing one it must match, or the fields are named."""
+        """Store the fingerprint in a new folder; in an existing one it must match, or the error names the fields."""
         stored = Fingerprint.load(folder)
         if stored is None:
             self.save(folder)
@@ -64,10 +64,10 @@ class Fingerprint:
 
 
 def claim_backend(folder: str, backend: str) -> None:
-    """Let a folder be filled by one backend, named with its device, alone: another's answers differ here and there.
+    """Restrict a folder to one backend, named with its device, since others give slightly different answers.
 
-    No part of the fingerprint, for what is finished may be used anywhere. Raises a FingerprintError in a folder that
-    another backend has begun.
+    This isn't part of the fingerprint, since finished output may be used anywhere. Raises a FingerprintError for a
+    folder started by another backend.
     """
     url = join(folder, _BACKEND_NAME)
     begun = read_json(url).get("backend") if exists(url) else None

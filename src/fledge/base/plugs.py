@@ -1,4 +1,4 @@
-"""A user's own code, named in a recipe as `module:name`."""
+"""A user's own code, referenced in a recipe as `module:name`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fledge.base.errors import RecipeError
 
 
 def imported(path: str) -> Any:
-    """What `module:name` names; modules are looked for in the working folder, too.
+    """The object `module:name`; the working folder is on the search path.
 
-    Raises a RecipeError that says what is missing.
+    Raises a RecipeError that names what is missing.
     """
     module, _, name = path.partition(":")
     if os.getcwd() not in sys.path:

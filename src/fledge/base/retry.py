@@ -1,7 +1,7 @@
-"""Trying again what a remote store refused for the moment: 503, too many requests, a reset or a stalled connection.
+"""Retries of transient failures of remote stores: 503, too many requests, a reset or stalled connection.
 
-Object stores fail now and then; their client libraries retry some of it. What still comes through is tried again here
-with growing pauses, reads and writes alike: each transfer is a whole object or a fixed range, so repeating one is safe.
+Object stores fail occasionally; their client libraries retry some of it. Remaining failures are retried here with
+growing pauses, for reads and writes: each transfer is a whole object or a fixed range, so repeating it is safe.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any, TypeVar
 logger = logging.getLogger("fledge")
 
 T = TypeVar("T")
-ATTEMPTS = 5  # object stores' own clients have tried several times before each of these
+ATTEMPTS = 5  # on top of the retries of the stores' own clients
 FIRST_PAUSE = 0.25  # seconds; doubles each time
 _STATUS = {408, 425, 429, 500, 502, 503, 504}
-# s3fs: EBUSY of 503, EREMOTEIO of 500, EIO of what it has no number for.
+# s3fs maps 503 to EBUSY, 500 to EREMOTEIO, and unmapped errors to EIO.
 _ERRNO = {errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EIO), errno.EIO, errno.EPIPE}
 _ERRNO |= {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ETIMEDOUT}
-# Libraries whose errors without a status are of the connection, and so transient, but for ValueErrors.
+# Libraries whose errors without a status concern the connection and so are transient, except ValueErrors.
 _CLIENTS = ("aiohttp.", "aiobotocore.", "urllib3.", "requests.")
-# By name, as their libraries may not be there. botocore has many more, of credentials and settings.
+# By name, since the libraries may not be installed. botocore has many others for credentials and settings.
 _NAMES = {"ConnectionError", "HTTPClientError", "ResponseParserError", "IncompleteReadError"}
 _NAMES |= {"FlexibleChecksumError", "ChecksumError", "TransportError"}  # also gcsfs's and google-auth's
 
 
 def retried(action: Callable[[], T], place: str) -> T:
-    """What `action` returns, tried up to ATTEMPTS times while it fails for a passing reason."""
+    """The result of `action`, tried up to ATTEMPTS times while it fails for a transient reason."""
     for attempt in range(1, ATTEMPTS):
         try:
             return action()
@@ -45,7 +45,7 @@ def retried(action: Callable[[], T], place: str) -> T:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may well succeed a moment later."""
+    """Whether the same request may succeed a moment later."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return False
     if any(isinstance(one, OSError) and one.errno == socket.EAI_NONAME for one in (error, error.__context__)):
@@ -65,17 +65,17 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The failure that a store answered with, if it is known."""
-    behind = botocore_error(error)
-    if behind is not None:
-        status = behind.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    """The HTTP status a store failed with, if known."""
+    client_error = botocore_error(error)
+    if client_error is not None:
+        status = client_error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
         status = getattr(error, "status", None) or getattr(error, "code", None)
     return int(status) if str(status).isdigit() and int(status) >= 400 else None
 
 
 def botocore_error(error: BaseException) -> Any:
-    """botocore's ClientError, which s3fs makes its errors of: it has the store's response. None of other stores."""
+    """botocore's ClientError behind an error of s3fs, with the store's response; None for other stores."""
     for one in (error, error.__cause__):
         if isinstance(getattr(one, "response", None), Mapping):
             return one

@@ -1,11 +1,11 @@
-"""Files that appear whole or not at all, on any fsspec URL (`file`, `gs://`, `s3://`, `memory://`).
+"""Files that appear completely or not at all, on any fsspec URL (`file`, `gs://`, `s3://`, `memory://`).
 
     stage folder        written
-    fingerprint.json    first: what the folder is made from
-    part-00000.parquet  each shard aside, then renamed (local) or in one PUT (object store)
+    fingerprint.json    first: the folder's inputs
+    part-00000.parquet  each shard under a temporary name, then renamed (local), or in one PUT (object store)
     manifest.json       after each shard: its length, checksum and counts
 
-A shard that the manifest doesn't name was interrupted between the last two steps and is made again.
+A shard missing from the manifest was interrupted between the last two steps and is written again.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def local_path(url: str) -> Path | None:
 
 
 def exists(url: str) -> bool:
-    """Whether a file or folder is there."""
-    return _on(url, "look at", _found)
+    """Whether a file or folder exists."""
+    return _on(url, "look at", _exists)
 
 
 def list_files(url: str, suffix: str = "") -> list[str]:
@@ -59,8 +59,8 @@ def list_files(url: str, suffix: str = "") -> list[str]:
         filesystem.invalidate_cache()
         return filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
 
-    found = _on(url, "list", entries)
-    names = (posixpath.basename(entry["name"]) for entry in found if entry["type"] == "file")
+    listing = _on(url, "list", entries)
+    names = (posixpath.basename(entry["name"]) for entry in listing if entry["type"] == "file")
     return [join(url, name) for name in sorted(names) if name.endswith(suffix) and not name.startswith(".")]
 
 
@@ -76,29 +76,29 @@ def file_size(url: str) -> int:
 
 
 def version_of(url: str) -> str:
-    """A text that changes when the file does."""
+    """A string that changes when the file does."""
     return str(_on(url, "look at", lambda filesystem, path: filesystem.ukey(path)))
 
 
 def copy_here(url: str, path: Path) -> None:
-    """Copy a file to this machine's disk, however large it is."""
+    """Copy a file of any size to the local disk."""
     _on(url, "read", lambda filesystem, source: filesystem.get_file(source, str(path)))
 
 
 def read_ranges(url: str, ranges: Sequence[tuple[int, int]]) -> list[bytearray]:
-    """The bytes [start, stop) of a file for each pair, fetched at once where the store can; short at the file's end."""
+    """The bytes [start, stop) of a file for each pair, fetched concurrently if possible; short at the file's end."""
 
     def parts(filesystem: Any, path: str) -> list[Any]:
         if isinstance(filesystem, LocalFileSystem):
             return disk.read_ranges(path, ranges)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        found: list[Any] = filesystem.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
-        return found
+        blocks: list[Any] = filesystem.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
+        return blocks
 
-    found = _on(url, "read", parts)
-    if any(len(data) > stop - start for data, (start, stop) in zip(found, ranges, strict=True)):
+    blocks = _on(url, "read", parts)
+    if any(len(data) > stop - start for data, (start, stop) in zip(blocks, ranges, strict=True)):
         raise StorageError(f"{url} can't be read in parts: the store ignores byte ranges; use another store")
-    return [data if isinstance(data, bytearray) else bytearray(data) for data in found]
+    return [data if isinstance(data, bytearray) else bytearray(data) for data in blocks]
 
 
 def read_json(url: str) -> Any:
@@ -111,7 +111,7 @@ def read_json(url: str) -> Any:
 
 
 def read_sealed(url: str) -> dict[str, Any]:
-    """What `write_sealed` wrote, checked."""
+    """Read and check a file written by `write_sealed`."""
     try:
         return unsealed(read_json(url))
     except ValueError as error:
@@ -119,7 +119,7 @@ def read_sealed(url: str) -> dict[str, Any]:
 
 
 def remedy(url: str) -> str:
-    """What to do about a damaged file: the stage whose folder it is in makes all of that folder again."""
+    """What to do about a damaged file: delete the stage's folder it is in, so that the stage runs again."""
     folder = url
     for _ in range(_DEEPEST):
         folder = posixpath.dirname(folder)
@@ -129,7 +129,7 @@ def remedy(url: str) -> str:
 
 
 def write_atomic(url: str, data: bytes) -> None:
-    """Write a file that appears whole or not at all, also when the process is killed or the disk is full."""
+    """Write a file that appears completely or not at all, even if the process is killed or the disk is full."""
 
     def put(filesystem: Any, path: str) -> None:
         if isinstance(filesystem, LocalFileSystem):
@@ -141,7 +141,7 @@ def write_atomic(url: str, data: bytes) -> None:
 
 
 def write_json(url: str, value: Any) -> None:
-    """Write a JSON value, indented, keys in the order given."""
+    """Write a JSON value, indented, with keys in the given order."""
     write_atomic(url, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
@@ -151,7 +151,7 @@ def write_sealed(url: str, value: Mapping[str, Any]) -> None:
 
 
 def refuse_unwritable(url: str) -> None:
-    """Raise StorageError if a local file couldn't be written here: before hours of work, not after them."""
+    """Raise a StorageError if a local file couldn't be written here, before hours of work."""
     path = local_path(url)
     if path is None:
         return
@@ -163,12 +163,12 @@ def refuse_unwritable(url: str) -> None:
 
 
 def remove(url: str) -> None:
-    """Delete a file or folder; nothing happens if it isn't there."""
+    """Delete a file or folder; no error if it doesn't exist."""
 
     def delete(filesystem: Any, path: str) -> None:
-        if _found(filesystem, path):
+        if _exists(filesystem, path):
             filesystem.rm(path, recursive=True)
-            if _found(filesystem, path):  # s3fs says nothing of single files that the store doesn't let go
+            if _exists(filesystem, path):  # s3fs doesn't report files that the store refuses to delete
                 raise PermissionError("the store keeps it")
 
     _on(url, "delete", delete)
@@ -176,14 +176,14 @@ def remove(url: str) -> None:
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One finished shard as the manifest knows it."""
+    """A finished shard in the manifest."""
 
     name: str
     bytes: int
     sha256: str
     records: int
     tokens: int
-    header: str | None = None  # SHA-256 of the part that is read first, for files that aren't read as a whole
+    header: str | None = None  # SHA-256 of the part that is read first, for files read in parts
 
 
 @dataclass(frozen=True)
@@ -226,11 +226,11 @@ class Manifest:
         return sum(shard.bytes for shard in self.shards)
 
     def url(self, shard: ShardEntry) -> str:
-        """Where the shard lies."""
+        """The shard's URL."""
         return join(self.folder, shard.name)
 
     def append(self, entry: ShardEntry) -> Manifest:
-        """Save the manifest with one more shard."""
+        """Save and return the manifest with one more shard."""
         if any(shard.name == entry.name for shard in self.shards):
             url = self.url(entry)
             raise StorageError(f"{self.folder} already has a shard {entry.name}; {remedy(url)}")
@@ -240,12 +240,12 @@ class Manifest:
         return grown
 
     def write_shard(self, name: str, data: bytes, *, records: int, tokens: int) -> Manifest:
-        """Write the shard's file, then name it in the manifest."""
+        """Write the shard's file, then add it to the manifest."""
         write_atomic(join(self.folder, name), data)
         return self.append(ShardEntry(name, len(data), sha256(data), records, tokens))
 
     def truncated(self, count: int) -> Manifest:
-        """The manifest without what comes after its first `count` shards; nothing is written or deleted."""
+        """The manifest of the first `count` shards; nothing is written or deleted."""
         return Manifest(self.folder, self.shards[:count])
 
     def read_shard(self, shard: ShardEntry) -> bytes:
@@ -267,9 +267,9 @@ class Manifest:
 
 
 def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None = None) -> T:
-    """action(file system, path), tried again after a passing failure of a remote file system.
+    """action(file system, path), retried after a transient failure of a remote file system.
 
-    What fails for good is a StorageError: "can't {verb} {url}". `wanted`: the bytes to write.
+    Permanent failures become a StorageError: "can't {verb} {url}". `wanted`: the bytes to write.
     """
     filesystem, path = resolve(url)
     if isinstance(filesystem, LocalFileSystem):
@@ -279,8 +279,8 @@ def _on(url: str, verb: str, action: Callable[[Any, str], T], wanted: int | None
         return retried(lambda: action(filesystem, path), url)
 
 
-def _found(filesystem: Any, path: str) -> bool:
-    """`exists`, but a failure to find out is an error: fsspec's own calls it "not there"."""
+def _exists(filesystem: Any, path: str) -> bool:
+    """`exists` that raises if the answer is unknown, where fsspec's own returns False."""
     try:
         filesystem.info(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -294,7 +294,7 @@ def _size(filesystem: Any, path: str) -> int:
 
 
 def resolve(url: str) -> tuple[Any, str]:
-    """The file system of a URL or path, and the place in it."""
+    """The file system of a URL or path, and the path in it."""
     text = str(url)
     if "://" not in text or text.startswith(("file://", "local://")):
         return fsspec.filesystem("file"), LocalFileSystem._strip_protocol(text)
@@ -305,14 +305,14 @@ def resolve(url: str) -> tuple[Any, str]:
         filesystem, path = fsspec.core.url_to_fs(text)
     except (ImportError, ValueError) as error:
         extra = _EXTRAS.get(text.partition("://")[0])
-        wanted = f'run pip install "fledge[{extra}]"' if extra else "install the storage's fsspec package"
-        raise StorageError(f"can't open {url}: {error}; {wanted}") from error
+        install = f'run pip install "fledge[{extra}]"' if extra else "install the storage's fsspec package"
+        raise StorageError(f"can't open {url}: {error}; {install}") from error
     return filesystem, path
 
 
 @contextmanager
 def _explained(url: str, verb: str, wanted: int | None = None, *, remote: bool = False) -> Iterator[None]:
-    """Turn the file system's errors into StorageErrors that name the place."""
+    """Turn the file system's errors into StorageErrors that name the URL."""
     try:
         yield
     except FileNotFoundError as error:
@@ -323,7 +323,7 @@ def _explained(url: str, verb: str, wanted: int | None = None, *, remote: bool =
         remedy = "make the bucket, or check its name" if remote else "check the path and its permissions"
         raise StorageError(f"can't write {url}: {_reason(error)}; {remedy}") from error
     except Exception as error:
-        # The clients of object stores raise types of their own, whatever the cause.
+        # The clients of object stores raise types of their own for any cause.
         if isinstance(error, FledgeError) or not (remote or isinstance(error, OSError)):
             raise
         if isinstance(error, OSError) and error.errno in _FULL:
@@ -339,5 +339,5 @@ def _explained(url: str, verb: str, wanted: int | None = None, *, remote: bool =
 
 
 def _reason(error: BaseException) -> str:
-    """What the store itself said."""
+    """The store's own message."""
     return one_line(botocore_error(error) or error) or type(error).__name__

@@ -1,11 +1,11 @@
-"""Measuring a target with and without its head, and the report people read. Read run.py and answers.py first.
+"""Measures a target with and without its head, and writes the report. Read run.py and answers.py first.
 
 run.py          `fledge bench` from end to end              options.py      what it measures, and how much
-answers.py      prompts one at a time, in alternation       identity.py     is the output plain decode's?
+answers.py      prompts one at a time, in alternation       identity.py     does the output equal plain decode's?
 concurrency.py  many requests in flight                     costs.py        single forwards
 workloads.py    the prompts                                 machine.py      processor, memory bandwidth, versions
 results.py      the files it writes                         summary.py      summary.json
-statistics.py   intervals, and is a difference one?         shapes.py       names of tree shapes
+statistics.py   intervals and significance                  shapes.py       names of tree shapes
 
 ratios.py       `fledge bench ratios`                       kv_reads.py     its part about a GPU's attention
 ratio.py        its lines                                   tune.py         `fledge tune`

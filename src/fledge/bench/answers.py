@@ -1,12 +1,12 @@
 """Each prompt answered by plain decode and by every head in alternation: batch 1, first turns, greedy or sampled.
 
-    prompt 0   plain  head   head   plain      ABBA: a drift of the machine meets both alike
+    prompt 0   plain  head   head   plain      ABBA: drift of the machine affects both equally
     prompt 1   head   plain  plain  head
     ...
 
 A speed-up above tau can't come from speculation, since a round costs at least a plain step: the baseline was disturbed
-or is broken. Such a row is rejected, and the report shows why. Sampled answers are compared, too: the same seed, which
-is the prompt's number, gives the same tokens with and without a head.
+or is broken. Such a row is rejected, and the report shows why. Sampled answers are compared, too: the same seed (the
+prompt's number) gives the same tokens with and without a head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORST: tuple[Outcome, ...] = ("identical", "near_tie", "different")
 
 
 class Answers(NamedTuple):
-    """What the alternation found."""
+    """Results of the alternation."""
 
     rows: list[AnswerRow]
     samples: list[Sample]
@@ -47,37 +47,39 @@ def measure_answers(
     options: BenchOptions,
     progress: Progress,
 ) -> Answers:
-    """Answer every prompt with every engine. `engines` holds "plain" and the heads by name."""
-    found, heads = Answers([], [], []), [name for name in engines if name != PLAIN]
+    """Answer every prompt with every engine. `engines` contains "plain" and the heads by name."""
+    results, heads = Answers([], [], []), [name for name in engines if name != PLAIN]
     total, done = sum(len(workload.prompts) for workload in workloads), 0
-    wanted = _sample_ids(workloads[0], options.samples) if workloads else set()
+    sample_ids = _sample_ids(workloads[0], options.samples) if workloads else set()
     orders = alternation(list(engines), total * options.repeats)
     _warm_up(target, engines, workloads, options)
     for workload in workloads:
         end = time.perf_counter() + (options.max_seconds or math.inf)
         for index, prompt in enumerate(workload.prompts):
             if index and time.perf_counter() > end:
-                left = len(workload.prompts) - index
-                found.notes.append(
-                    f"{workload.name}: {left} prompts left out after {options.max_seconds:.0f} s"
+                skipped = len(workload.prompts) - index
+                results.notes.append(
+                    f"{workload.name}: {skipped} prompts left out after {options.max_seconds:.0f} s"
                 )
-                done += left
+                done += skipped
                 break
             done += 1
             ids = target.chat.prompt_ids(prompt.messages)
             if len(ids) + options.max_tokens > target.config.max_position_embeddings:
-                found.notes.append(f"{workload.name} {prompt.question_id}: too long for the target, left out")
+                results.notes.append(
+                    f"{workload.name} {prompt.question_id}: too long for the target, left out"
+                )
                 continue
             draw = Draw(options.temperature, seed=index)
             runs, shapes = _answers(engines, islice(orders, options.repeats), ids, options, draw)
             for head in heads:
-                answers = runs[PLAIN], runs[head]
-                row = answer_row(target, workload.name, prompt, head, *answers, shapes[head], draw)
-                found.rows.append(row)
-                if workload is workloads[0] and prompt.question_id in wanted:
-                    found.samples.append(_sample(target, prompt, row, runs[head][0]))
-            progress(done, total, _note(found.rows))
-    return found
+                pair = runs[PLAIN], runs[head]
+                row = answer_row(target, workload.name, prompt, head, *pair, shapes[head], draw)
+                results.rows.append(row)
+                if workload is workloads[0] and prompt.question_id in sample_ids:
+                    results.samples.append(_sample(target, prompt, row, runs[head][0]))
+            progress(done, total, _note(results.rows))
+    return results
 
 
 def answer_row(
@@ -90,13 +92,13 @@ def answer_row(
     shapes: Mapping[str, int] | None = None,
     draw: Draw = GREEDY,
 ) -> AnswerRow:
-    """One prompt's row, from the repeats of both engines. The worst repeat decides whether the output is the same.
+    """One prompt's row, from the repeats of both engines. The worst repeat decides whether the outputs are equal.
 
-    `shapes`: how many rounds of the first repeat had each tree shape. `draw`: how the tokens were sampled.
+    `shapes`: rounds of the first repeat per tree shape. `draw`: how the tokens were sampled.
     """
     identity = max(
         (compare(target, one, other, draw) for one, other in zip(plain, speculative, strict=True)),
-        key=lambda found: _WORST.index(found.outcome),
+        key=lambda one: _WORST.index(one.outcome),
     )
     stats = speculative[0].stats
     tpot_plain = median(answer.stats.tpot_ms for answer in plain)
@@ -136,13 +138,13 @@ def _milliseconds(phases: PhaseSeconds) -> dict[str, float]:
 
 
 def _noise(*runs: Sequence[Completion]) -> float | None:
-    """Relative spread of the repeats, of the engine where it is larger."""
+    """Relative spread of the repeats, of the engine with the larger one."""
     spreads = [relative_noise([answer.stats.tpot_ms for answer in answers]) for answers in runs]
     return max((spread for spread in spreads if spread is not None), default=None)
 
 
 def reason_to_reject(speedup: float | None, tau: float, identity: Identity) -> str | None:
-    """Why a row's times can't be believed; None if they can."""
+    """Why a row's times are implausible; None if they are plausible."""
     if speedup is None:
         return "the answer is too short to have a time per output token"
     if identity.outcome == "different":
@@ -153,7 +155,7 @@ def reason_to_reject(speedup: float | None, tau: float, identity: Identity) -> s
 
 
 def token_pieces(target: Target, token_ids: Sequence[int], origins: Sequence[int]) -> list[Piece]:
-    """Each token's text. A character of several tokens is the text of its last one."""
+    """Each token's text. A character that spans several tokens is the text of its last one."""
     pieces, shown = [], ""
     for index, depth in enumerate(origins, start=1):
         text = target.tokenizer.decode(token_ids[:index], skip_special_tokens=True)
@@ -171,7 +173,7 @@ def _answers(
     options: BenchOptions,
     draw: Draw,
 ) -> tuple[dict[str, list[Completion]], dict[str, dict[str, int]]]:
-    """Each engine's answers to one prompt, one for each order, and its rounds by tree shape in the first answer."""
+    """Each engine's answers to one prompt, one per order, and its rounds by tree shape in the first answer."""
     runs: dict[str, list[Completion]] = {name: [] for name in engines}
     shapes: dict[str, dict[str, int]] = {}
     for names in orders:
@@ -208,7 +210,7 @@ def _sample(target: Target, prompt: Prompt, row: AnswerRow, answer: Completion) 
 
 
 def _note(rows: Sequence[AnswerRow]) -> str:
-    """The figures so far, beside the progress bar."""
+    """The figures so far, for the progress bar."""
     notes = []
     for head in dict.fromkeys(row.head for row in rows):
         speedups = [row.speedup for row in rows if row.head == head and row.speedup and not row.rejected]

@@ -1,13 +1,13 @@
-"""Requests in flight, 1, 2, 4, ... of them: every engine's throughput over plain decode's, and its latencies.
+"""Throughput and latencies of every engine with 1, 2, 4, ... requests in flight, relative to plain decode.
 
-Closed loop: whenever a request ends the next one is sent, until all are answered. The same load for everything that
-says how a level does, here and in `fledge bench ratios`:
+Closed loop: whenever a request ends, the next one is sent until all are answered. Every measurement of a level, here
+and in `fledge bench ratios`, uses the same load:
 
-    requests   so many per slot, whose answers differ in length as users' do (`answer_length`); towards the end
+    requests   several per slot, with answers of different lengths as in real use (`answer_length`); towards the end
                fewer are in flight than the level says
-    repeats    one wave that isn't counted, as it teaches the planner what this batch size costs, then all requests
-               several times; the ratios are those within a repeat
-    turns      on a CPU step by step, so that a slow moment of the machine meets all engines alike
+    repeats    one uncounted wave, which teaches the planner what this batch size costs, then all requests
+               several times; ratios are taken within a repeat
+    turns      on a CPU step by step, so that slow spells of the machine affect all engines equally
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fledge.data.options import Progress, silent
 from fledge.engine import Completion, Engine, SamplingParams
 
 _FIGURES = ("seconds", "output_throughput", "median_tpot_ms", "p95_tpot_ms", "median_ttft_ms", "tau")
-_SHORTEST, _LONGEST = 0.5, 1.5  # of answers, times the tokens asked for
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples' fractions are spread evenly, and no two of them are alike
+_SHORTEST, _LONGEST = 0.5, 1.5  # of answers, relative to the requested tokens
+_GOLDEN = (math.sqrt(5) - 1) / 2  # the fractions of its multiples are evenly spread and distinct
 
 
 class Load(NamedTuple):
-    """How much is asked at one level."""
+    """The amount of work at one level."""
 
-    tokens: int  # of an answer, on average
+    tokens: int  # per answer, on average
     repeats: int
     fewest: int  # requests
     per_slot: int  # requests, if these are more
@@ -48,13 +48,13 @@ def sweep(
     load: Load,
     progress: Progress = silent,
 ) -> Iterator[list[LevelRow]]:
-    """Level by level, a row for every engine, plain decode among them: medians over the repeats, ratios within them."""
+    """Level by level, a row per engine including plain decode: medians over the repeats, ratios within them."""
     on_cpu = engines[PLAIN].target.decoder.device.type == "cpu"
     done, total = 0, len(levels) * (load.repeats + 1)
     for level in levels:
         requests = [prompts[n % len(prompts)] for n in range(max(load.fewest, load.per_slot * level))]
         lengths = [answer_length(n, load.tokens) for n in range(len(requests))]
-        found: dict[str, list[LevelRow]] = {name: [] for name in engines}
+        rows_of: dict[str, list[LevelRow]] = {name: [] for name in engines}
         for repeat, order in enumerate(alternation(list(engines), load.repeats + 1)):
             count = len(requests) if repeat else max(load.fewest, level)
             loops = {
@@ -65,40 +65,40 @@ def sweep(
                 run_side_by_side(together)
             if repeat:
                 for name, loop in loops.items():
-                    found[name].append(loop.figures(name))
+                    rows_of[name].append(loop.figures(name))
             done += 1
-            speeds = (f"{name} {rows[-1].output_throughput:.0f}" for name, rows in found.items() if rows)
+            speeds = (f"{name} {rows[-1].output_throughput:.0f}" for name, rows in rows_of.items() if rows)
             progress(done, total, f"{level} at once, tokens/s: {', '.join(speeds)}" if repeat else "")
-        yield [_over_plain(rows, found[PLAIN]) for rows in found.values()]
+        yield [_over_plain(rows, rows_of[PLAIN]) for rows in rows_of.values()]
 
 
 def _over_plain(rows: Sequence[LevelRow], plain: Sequence[LevelRow]) -> LevelRow:
     ratio = compare_paired(*([row.output_throughput for row in series] for series in (plain, rows))).ratio
-    found = {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "repeats": ratio.count}
+    ratios = {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "repeats": ratio.count}
     return rows[0].model_copy(
-        update=found | {name: median(getattr(row, name) for row in rows) for name in _FIGURES}
+        update=ratios | {name: median(getattr(row, name) for row in rows) for name in _FIGURES}
     )
 
 
 def answer_length(number: int, tokens: int) -> int:
-    """The length of a level's answer: half to one and a half times `tokens`, and different from its neighbours'.
+    """The length of a level's answer: half to one and a half times `tokens`, different from its neighbours'.
 
-    Users' answers don't end together. Equally long ones would under plain decode alone, which then gains by it: the
-    prompts that follow them are run in one forward.
+    Users' answers don't end together. Equal lengths would, under plain decode alone, which would profit: the prompts
+    that follow would be prefilled in one forward.
     """
     share = _SHORTEST + (_LONGEST - _SHORTEST) * (number * _GOLDEN % 1)
     return max(round(share * tokens), 1)
 
 
 def longest_answer(tokens: int) -> int:
-    """What no `answer_length` exceeds."""
+    """An upper bound of `answer_length`."""
     return math.ceil(_LONGEST * tokens)
 
 
 class ClosedLoop:
-    """Answers all requests with one engine, `concurrency` at a time, step by step. A request's number is its seed.
+    """Answers all requests with one engine, `concurrency` at a time, step by step. A request's index is its seed.
 
-    Latencies are those of the loop's own clock, which stands still between its steps.
+    Latencies are measured on the loop's own clock, which stops between its steps.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class ClosedLoop:
         max_tokens: int | Sequence[int],
         temperature: float = 0.0,
     ) -> None:
-        """`max_tokens`: of each request, or one number for all."""
+        """`max_tokens`: per request, or one number for all."""
         lengths = [max_tokens] * len(requests) if isinstance(max_tokens, int) else max_tokens
         self.answers: list[Completion] = []
-        self.seconds = 0.0  # that this loop has worked
+        self.seconds = 0.0  # of work in this loop
         self._engine, self._concurrency, self._temperature = engine, concurrency, temperature
         self._waiting = list(enumerate(zip(requests, lengths, strict=True)))[::-1]
-        self._sent: dict[int, float] = {}  # of requests in flight, by id: when they were sent
-        self._first: dict[int, float] = {}  # when their first token came
+        self._sent: dict[int, float] = {}  # send times of requests in flight, by id
+        self._first: dict[int, float] = {}  # times of their first tokens
         self._ttfts_ms: list[float] = []
         self._tpots_ms: list[float] = []
         self._shapes = shape_rounds(engine)
@@ -127,7 +127,7 @@ class ClosedLoop:
         return not self._waiting and not self._sent
 
     def step(self) -> None:
-        """Send what fits, and let the engine do one step."""
+        """Send the requests that fit, and run one step of the engine."""
         begin = time.perf_counter()
         while self._waiting and len(self._sent) < self._concurrency:
             seed, (prompt, tokens) = self._waiting.pop()
@@ -144,7 +144,7 @@ class ClosedLoop:
                     self._tpots_ms.append((self.seconds - first) / more * 1e3)
 
     def figures(self, name: str) -> LevelRow:
-        """What the answers came to; `name` is the engine's."""
+        """The figures of the answers; `name` is the engine's."""
         stats = [answer.stats for answer in self.answers]
         rounds = sum(one.rounds for one in stats)
         tokens = sum(one.tokens for one in stats)
@@ -179,10 +179,10 @@ def run_level(
 
 
 def run_side_by_side(loops: Sequence[ClosedLoop]) -> None:
-    """Run all loops at once: the next step is always that of the loop that has worked for the least time.
+    """Run all loops concurrently: the next step is always that of the loop with the least work time.
 
-    A slow moment of the machine then meets all of them, so that ratios are several times as exact as from turns of
-    seconds. Engines that work between their steps, as on a GPU, can't be compared like this.
+    Slow spells of the machine then affect all of them, so ratios are several times as precise as with turns of seconds.
+    Engines that work between their steps, as on a GPU, can't be compared this way.
     """
     while waiting := [loop for loop in loops if not loop.done]:
         min(waiting, key=lambda loop: loop.seconds).step()

@@ -1,11 +1,11 @@
-"""What one forward costs, next to a plain step: verify by rows, one draft step, one draft-extend.
+"""The cost of single forwards relative to a plain step: verify by rows, one draft step, one draft-extend.
 
     speed-up = tau * t_plain / (t_draft + t_verify + t_extend + t_host_exposed)
 
-All sizes are timed in turn, again and again, so that a drift of the machine meets them alike; the medians count. The
-extend is timed after a forward of the target, as in a round, where the target's weights have pushed the head's out of
-the caches. The tokens are real text (the own prompts), because the CPU kernels read less of an lm_head where the next
-token is sure (`native/screen.h`).
+All sizes are timed in turn, repeatedly, so that drift of the machine affects them equally; the medians count. The
+extend is timed after a forward of the target, as in a round, where the target's weights have evicted the head's from
+the caches. The tokens are real text (our own prompts), since the CPU kernels read less of an lm_head if the next token
+is certain (`native/screen.h`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measure_costs(
 
 
 def weight_bytes(target: Target) -> int:
-    """Bytes of weights a greedy plain step reads: what the CPU kernels say, else all but embedding and idle experts."""
+    """Bytes of weights a greedy plain step reads: as the kernels report, else all but embedding and idle experts."""
     if isinstance(target.decoder, NativeDecoder):
         return target.decoder.weight_bytes_per_token
     weights = target.weights
@@ -88,7 +88,7 @@ def weight_bytes(target: Target) -> int:
 
 
 class BatchMaker:
-    """Batches of one request whose prefix is `context` tokens long."""
+    """Batches of one request with a prefix of `context` tokens."""
 
     def __init__(self, target: Target, context: int) -> None:
         self._device, self._context = target.decoder.device, context
@@ -163,7 +163,7 @@ def median_ms(
     *,
     before: Mapping[str, Callable[[], object]],
 ) -> dict[str | int, float]:
-    """Median milliseconds of each call, after two rounds of warm-up. Calls of `before` run ahead of theirs, untimed."""
+    """Median milliseconds of each call, after two warm-up rounds. Calls in `before` run ahead of theirs, untimed."""
     times: dict[str | int, list[float]] = {name: [] for name in calls}
     for repeat, names in enumerate(alternation(list(calls), repeats + 2)):
         for name in names:

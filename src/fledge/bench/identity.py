@@ -1,14 +1,14 @@
-"""Is the speculative answer the plain one? Where it isn't: was it a near-tie, or is something wrong?
+"""Is the speculative answer equal to the plain one? If not, was it a near-tie, or is something wrong?
 
     plain        The sky is blue because  sunlight ...
     speculative  The sky is blue because  the ...
-                                          ^ first difference: one target forward over the common prefix tells
+                                          ^ first difference: one target forward over the common prefix shows
                                             how far apart the two tokens' logits are
 
 A sampled token is the one with the largest logit + temperature * Gumbel noise, and the noise follows from the seed
 (`draft/race.py`). So sampled answers are compared like greedy ones, with the noise added to the logits.
 
-In bf16 two mathematically equal computations (one row or sixteen, this order of sums or that) round differently. Where
+In bf16 two mathematically equal computations (one row or sixteen, one order of sums or another) round differently. If
 the top logits are closer than one bf16 step at their magnitude, either token may win: a near-tie. In float32 there are
 no near-ties.
 """
@@ -53,13 +53,13 @@ class Identity(NamedTuple):
 
 
 def compare(target: Target, plain: Completion, speculative: Completion, draw: Draw = GREEDY) -> Identity:
-    """Compare two answers to one prompt, both sampled as `draw` says. Only a difference costs a forward."""
+    """Compare two answers to one prompt, both sampled according to `draw`. Only a difference costs a forward."""
     position = first_difference(plain.token_ids, speculative.token_ids)
     if position is None:
         return Identity("identical")
     prefix = plain.prompt_token_ids + plain.token_ids[:position]
     tokens = [answer.token_ids[position : position + 1] for answer in (plain, speculative)]
-    if not all(tokens):  # one answer ends where the other goes on, which equal tokens never do
+    if not all(tokens):  # one answer ends where the other continues, which equal tokens never do
         return Identity("different", position)
     logits = prefix_logits(target.decoder, prefix)
     noise = gumbel_noise(draw, len(prefix), logits) if draw.temperature else None
@@ -74,9 +74,9 @@ def classify(
     position: int,
     noise: torch.Tensor | None = None,
 ) -> Identity:
-    """Near-tie if both tokens' logits are within one rounding step of the top one.
+    """A near-tie if both tokens' logits are within one rounding step of the top one.
 
-    logits: [V] float32; noise: [V] float32 that sampling adds to them; None: it was greedy.
+    logits: [V] float32; noise: [V] float32 that sampling adds to them; None for greedy answers.
     """
     scores = logits if noise is None else logits + noise
     gap = float(scores.max()) - min(float(scores[plain]), float(scores[speculative]))
@@ -86,13 +86,13 @@ def classify(
 
 
 def gumbel_noise(draw: Draw, position: int, logits: torch.Tensor) -> torch.Tensor:
-    """[V] float32: what sampling the token at logical `position` adds to the logits [V]."""
+    """[V] float32: the noise that sampling the token at logical `position` adds to the logits [V]."""
     coin = coins(torch.tensor([seed_key(draw.seed)]), torch.tensor([position])).to(logits.device)
     return -draw.temperature * unit_times(coin, torch.arange(len(logits), device=logits.device))[0].log()
 
 
 def rounding_step(value: float, dtype: torch.dtype) -> float:
-    """The distance between neighbouring numbers of a 16-bit dtype at `value`; 0 for float32."""
+    """The distance between adjacent numbers of a 16-bit dtype at `value`; 0 for float32."""
     bits = _FRACTION_BITS.get(dtype)
     if bits is None or value == 0.0 or not math.isfinite(value):
         return 0.0
@@ -106,11 +106,11 @@ def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | 
 
 
 def prefix_logits(decoder: Decoder, token_ids: Sequence[int]) -> torch.Tensor:
-    """The logits that follow `token_ids`, by one causal forward over all of them: [V] float32."""
+    """The logits after `token_ids`, from one causal forward: [V] float32."""
     batch = one_sequence(token_ids, decoder.page_size, decoder.device)
     batch = batch._replace(logit_rows=batch.row_start[1:] - 1)
     kv = decoder.allocate_kv(batch.page_table.numel())
     logits = decoder.forward(batch, kv, logits="logits").logits
     if logits is None:
-        raise RuntimeError("the decoder returned no logits although they were asked for")
+        raise RuntimeError("the decoder returned no logits although they were requested")
     return logits[0].float()

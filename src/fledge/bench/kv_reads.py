@@ -1,13 +1,14 @@
-"""How fast attention reads the KV pool of a GPU, beside a plain copy on the same device.
+"""How fast attention reads the KV pool of a GPU, compared with a plain copy on the same device.
 
-Every row sees the whole prefix of its request, in every layer. At long contexts that is most of what a round reads, and
-then attention should be as fast as the memory is.
+Every row sees the whole prefix of its request, in every layer. At long contexts that is most of what a round reads, so
+attention should run at memory speed.
 
-    attention   bytes of the prefixes' keys and values / seconds; rows of one request share a read
-    copy        bytes read and written / seconds, for as many bytes in all
+    attention   bytes of the prefixes' keys and values / seconds; rows of one request share one read
+    copy        bytes read and written / seconds, for the same number of bytes in total
 
-Layer after layer is read, each with keys and values of its own, so that no call finds in a cache what the one before
-left there. A pass is recorded and launched at once, so that kernels of some microseconds are timed, not their launches.
+Layers are read one after another, each with its own keys and values, so that no call finds data in a cache from the
+previous one. A pass is recorded and launched at once, so that the timing covers microsecond kernels, not their
+launches.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from fledge.bench.ratio import Ratio, single
 from fledge.engine.graphs import Recorder
 from fledge.target import ForwardBatch, Target
 
-_SIZES = ((1, 1), (1, 16), (8, 1), (8, 16), (64, 1), (64, 4))  # requests, and rows of each
-_BYTES = 1 << 30  # of a pass, at least: some times what a GPU's caches hold
+_SIZES = ((1, 1), (1, 16), (8, 1), (8, 16), (64, 1), (64, 4))  # requests, rows of each
+_BYTES = 1 << 30  # minimum per pass: several times the size of a GPU's caches
 
 
 class Pass(NamedTuple):
@@ -41,28 +42,28 @@ class Pass(NamedTuple):
 
 
 def kv_reads(target: Target, recorder: Recorder, contexts: Sequence[int], repeats: int) -> Iterator[Ratio]:
-    """Bytes a second that attention reads, over those of a copy."""
+    """Bytes per second that attention reads, over those of a copy."""
     device = target.decoder.device
     for context in contexts:
         for requests, rows in _SIZES:
-            made = make_pass(target, requests, rows, context, _BYTES)
-            made.run()  # compiles
-            half = made.read_bytes // 2
+            attention_pass = make_pass(target, requests, rows, context, _BYTES)
+            attention_pass.run()  # compiles
+            half = attention_pass.read_bytes // 2
             source, copy = (torch.empty(half, dtype=torch.uint8, device=device) for _ in range(2))
             calls: dict[str | int, Callable[[], object]] = {
-                "attention": recorder.record(made.run).replay,
+                "attention": recorder.record(attention_pass.run).replay,
                 "copy": partial(copy.copy_, source),
             }
             ms = median_ms(calls, repeats, device, before={})
-            speeds = {name: made.read_bytes / (1e6 * spent) for name, spent in ms.items()}
+            speeds = {name: attention_pass.read_bytes / (1e6 * spent) for name, spent in ms.items()}
             what = f"attention's reads over a copy's, {requests} at once, {rows} rows each, context {context}"
             yield single(what, speeds["copy"], speeds["attention"], "GB/s")
 
 
 def make_pass(target: Target, requests: int, rows: int, context: int, least_bytes: int) -> Pass:
-    """`rows` rows, a chain, after `context` tokens of each request, in pages that lie in no order.
+    """`rows` rows, a chain, after `context` tokens of each request, in pages in random order.
 
-    It has as many layers as it takes to read `least_bytes`, be they more or fewer than the target's.
+    It has as many layers as needed to read `least_bytes`, regardless of the target's.
     """
     decoder, config = target.decoder, target.config
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, memory, versions; and how fast its memory can be read."""
+"""What figures were measured on: processor, memory bandwidth, versions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pydantic import BaseModel
 from fledge.engine.lane import seconds_of
 from fledge.native import cpu_flags
 
-# What decides the speed of matrix products here, in the order they are shown.
+# What determines the speed of matrix products here, in display order.
 _TELLING_FLAGS = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_bf16", "amx_int8"),
 )
 _COMPILERS = ("cc", "gcc", "clang")
 _MIN_BYTES = 64 << 20
-_MIN_GPU_BYTES = 1 << 30  # beside a launch that takes microseconds, and more than its cache holds
+_MIN_GPU_BYTES = 1 << 30  # large relative to a launch's microseconds and to its cache
 _MAX_BYTES = 4 << 30
 _CPU = torch.device("cpu")
 
 
 class Machine(BaseModel):
-    """The machine as a reader wants to know it."""
+    """The machine, as described in reports."""
 
     cpu: str
     cores: int
@@ -50,14 +50,14 @@ class Bandwidth(BaseModel):
     median_gb_s: float
     threads: int
     buffer_bytes: int
-    method: str  # avx512, avx2 or plain (compiled C); torch on a GPU, or where there is no compiler
+    method: str  # avx512, avx2 or plain (compiled C); torch on a GPU or without a compiler
     note: str = ""
 
 
 def machine_facts(device: torch.device | None = None) -> Machine:
-    """This machine. Its accelerator is named if `device` is one; None: of a server, which may use any there is.
+    """This machine. `device` names the accelerator, if it is one; None: a server's, which may use any.
 
-    A processor that the system doesn't name is `unknown`.
+    A processor without a name is `unknown`.
     """
     has_accelerator = torch.cuda.is_available() if device is None else device.type == "cuda"
     return Machine(
@@ -72,14 +72,14 @@ def machine_facts(device: torch.device | None = None) -> Machine:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that takes part in the figures."""
-    found = {"python": platform.python_version()}
+    """Versions of everything that affects the figures."""
+    versions = {"python": platform.python_version()}
     for package in ("fledge", "torch", "transformers", "tokenizers", "safetensors", "numpy"):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
 
 
 def available_cores() -> int:
@@ -91,9 +91,9 @@ def available_cores() -> int:
 
 
 def measure_bandwidth(buffer_bytes: int, device: torch.device = _CPU, seconds: float = 1.5) -> Bandwidth:
-    """Read a buffer about the size of the weights with all of the device, again and again for `seconds`.
+    """Read a buffer about the size of the weights with the whole device, repeatedly for `seconds`.
 
-    On a CPU a small C program does it, because reductions in torch or numpy read far slower than the memory can.
+    On a CPU a small C program does it, since reductions in torch or numpy read far slower than the memory allows.
     """
     cpu = device.type == "cpu"
     free = psutil.virtual_memory().available if cpu else torch.cuda.mem_get_info(device)[0]
@@ -105,9 +105,9 @@ def measure_bandwidth(buffer_bytes: int, device: torch.device = _CPU, seconds: f
     try:
         return _compiled_bandwidth(size, threads, seconds)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
-        found = _torch_bandwidth(size, device, seconds)
+        bandwidth = _torch_bandwidth(size, device, seconds)
         reason = " ".join(str(error).split())
-        return found.model_copy(
+        return bandwidth.model_copy(
             update={"note": f"torch reduction, which under-reports the bandwidth: {reason}"}
         )
 
@@ -140,7 +140,7 @@ def _compiled_bandwidth(size: int, threads: int, seconds: float) -> Bandwidth:
 
 
 def _compile(compiler: str, source: Path, program: Path) -> None:
-    """Compile for this processor; some compilers don't know `-march=native`."""
+    """Compile for this processor; some compilers don't support `-march=native`."""
     error = "the C compiler failed"
     for options in (["-march=native"], []):
         command = [compiler, "-O3", *options, "-pthread", str(source), "-o", str(program)]
@@ -169,7 +169,7 @@ def _torch_bandwidth(size: int, device: torch.device, seconds: float) -> Bandwid
 
 
 def _cpu_model() -> str:
-    """The processor's name; "" where the system doesn't tell it."""
+    """The processor's name; "" if the system doesn't report it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

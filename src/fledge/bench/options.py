@@ -1,4 +1,4 @@
-"""What `fledge bench` measures, and how much of it; numbers that options of all benchmarks have."""
+"""Options of `fledge bench`, and types shared by the options of all benchmarks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Levels = Annotated[tuple[Count, ...], Field(min_length=1)]
 AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rows = Annotated[int, Field(ge=1, le=MOST_NODES)]  # of one request
+Rows = Annotated[int, Field(ge=1, le=MOST_NODES)]  # per request
 
 
 class BenchOptions(BaseModel):
-    """The benchmark's own part of a recipe. The defaults are the full benchmark; a demo takes less."""
+    """The benchmark's part of a recipe. The defaults are the full benchmark; a demo measures less."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -97,13 +97,13 @@ class BenchOptions(BaseModel):
 
     @property
     def decoding(self) -> str:
-        """How tokens are chosen, in words."""
+        """How tokens are sampled, in words."""
         return f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"
 
 
 @contextmanager
 def refused_by_name() -> Iterator[None]:
-    """Make an options' first impossible value a DataError, as the command line shows it."""
+    """Turn an options class's first invalid value into a DataError, as shown on the command line."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""One quantity over another, measured within one run: a line of the table that `fledge bench ratios` prints."""
+"""One quantity relative to another, measured within one run: a line of the table of `fledge bench ratios`."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Ratio(BaseModel):
     base: float
     other: float
     unit: str
-    ratio: Interval | None = None  # None: shares that stand for themselves
+    ratio: Interval | None = None  # None: plain shares
     note: str = ""
-    head: str | None = None  # of greedy throughput over plain decode's, with
-    level: int | None = None  # so many requests at once: a point of the chart
+    head: str | None = None  # the head of a point in the chart of throughput over plain,
+    level: int | None = None  # and its number of concurrent requests
 
     @property
     def cells(self) -> list[str]:
-        """The line as it is shown."""
-        found = ""
+        """The cells of the line."""
+        shown = ""
         if self.ratio is not None:
-            found = f"{self.ratio.value:.3f}"
+            shown = f"{self.ratio.value:.3f}"
             if self.ratio.count > 1:
-                found += f" ({self.ratio.low:.3f} to {self.ratio.high:.3f})"
+                shown += f" ({self.ratio.low:.3f} to {self.ratio.high:.3f})"
         figures = [f"{value:.4g} {self.unit}" for value in (self.base, self.other)]
-        return [self.what, *figures, found, self.note]
+        return [self.what, *figures, shown, self.note]
 
 
 class Ratios(BaseModel):
-    """All lines, and what they were measured on."""
+    """All lines, and the setup they were measured on."""
 
     target: str
     command: str = ""
@@ -52,12 +52,12 @@ class Ratios(BaseModel):
 
     @property
     def table(self) -> Table:
-        """As it is printed."""
+        """The printed table."""
         return Table(_COLUMNS, [line.cells for line in self.lines])
 
     @property
     def gains(self) -> Gains:
-        """The chart's points: what the part levels measured."""
+        """The chart's points, from the part `levels`."""
         return by_head((line.head, line.level, line.ratio) for line in self.lines)
 
     def save(self, url: str) -> None:
@@ -66,7 +66,7 @@ class Ratios(BaseModel):
 
 
 def paired(what: str, base: Sequence[float], other: Sequence[float], unit: str, note: str = "") -> Ratio:
-    """Measured in blocks, in each of which both had their turn."""
+    """A ratio measured in blocks that each contain both."""
     return Ratio(
         what=what,
         base=median(base),
@@ -78,6 +78,6 @@ def paired(what: str, base: Sequence[float], other: Sequence[float], unit: str, 
 
 
 def single(what: str, base: float, other: float, unit: str) -> Ratio:
-    """A ratio of two medians, which has no interval."""
+    """A ratio of two medians, without an interval."""
     ratio = other / base
     return Ratio(what=what, base=base, other=other, unit=unit, ratio=Interval(ratio, ratio, ratio, 1))

@@ -1,20 +1,20 @@
-"""What speculation costs and gains against plain decode on this machine: every figure is a ratio within one run.
+"""The cost and gain of speculation relative to plain decode on this machine: every figure is a ratio within one run.
 
-    fledge bench ratios                        all of it
-    fledge bench ratios --only levels,ttft     some of it
+    fledge bench ratios                        everything
+    fledge bench ratios --only levels,ttft     selected parts
 
     levels      throughput with 1, 2, 4, ... requests at once, under the load of `concurrency.py`: the head, a poor one
-                if it is given, and a head of random weights
+                if given, and a head of random weights
     ttft        time to the first token of long prompts
     sampled     throughput at temperature 1, one request at a time and eight at once
     structured  time per output token of answers that have to be JSON of a schema
     context     a verify of many rows after short and long contexts
-    neighbour   time per output token beside a process that keeps a core busy
-    overlap     the overlap scheduler on and off: throughput, and how much of a round waits for the host; on a GPU only
-    graphs      rounds that are replayed as CUDA graphs over rounds that are launched; on a GPU only
-    attention   how fast attention reads the KV pool, over a copy; on a GPU only
+    neighbour   time per output token next to a process that keeps a core busy
+    overlap     the overlap scheduler on and off: throughput, and the share of a round that waits for the host; GPU only
+    graphs      rounds replayed as CUDA graphs over launched rounds; GPU only
+    attention   speed of attention's KV reads, over a copy; GPU only
 
-Configurations are measured in alternation, ratios are taken within a block, and intervals are those of `statistics.py`.
+Configurations are measured in alternation, ratios are taken within a block, intervals are those of `statistics.py`.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _FORM = {
     "required": ["answer", "keywords", "confidence"],
     "additionalProperties": False,
 }
-_ROOM = 16  # tokens beyond prompt and answer
+_ROOM = 16  # spare tokens beyond prompt and answer
 _PER_SLOT, _FEWEST = 4, 5  # requests of a level
 
 
 @dataclass(frozen=True)
 class RatioOptions:
-    """How much to measure."""
+    """Options of the measurement."""
 
     concurrency: Levels = (1, 2, 4, 8, 16, 32)
     repeats: Count = 6
@@ -81,21 +81,21 @@ class RatioOptions:
 
 
 class Bench:
-    """The target, its head, and the prompts all parts use."""
+    """The target, its head, and the prompts shared by all parts."""
 
     def __init__(self, target: Target, head: Head, options: RatioOptions, poor: Head | None = None) -> None:
         self.target, self.head, self.poor, self.options = target, head, poor, options
         self.prompts = own_workload().limited(options.prompts).token_ids(target)
 
     def engines(self, *names: str, max_batch: int, longest: int = 0) -> dict[str, Engine]:
-        """Warm engines by name; no prefix cache, so that every repeat does the same work."""
+        """Warmed-up engines by name, without prefix cache, so that every repeat does the same work."""
         heads = {PLAIN: None, HEAD: self.head, POOR: self.poor}
         if RANDOM in names:
             heads[RANDOM] = random_head(self.target, self.head.vocabulary)
-        made = {name: self._engine(heads[name], max_batch, longest) for name in names}
-        for engine in made.values():
+        engines = {name: self._engine(heads[name], max_batch, longest) for name in names}
+        for engine in engines.values():
             engine.generate(self.prompts[:2], max_tokens=8, ignore_eos=True)
-        return made
+        return engines
 
     def _engine(
         self,
@@ -125,26 +125,26 @@ class Bench:
     def _throughput(self, levels: Sequence[int], *names: str, temperature: float = 0.0) -> Iterator[Ratio]:
         engines = self.engines(PLAIN, *names, max_batch=max(levels))
         load = Load(self.options.max_tokens, self.options.repeats, _FEWEST, _PER_SLOT, temperature)
-        for plain, *others in sweep(engines, self.prompts, levels, load):
-            for row in others:
+        for plain, *heads in sweep(engines, self.prompts, levels, load):
+            for row in heads:
                 yield _over_plain(plain, row, load)
 
     def ttft(self) -> Iterator[Ratio]:
-        """Time to the first token of long prompts, one and eight requests at once."""
+        """Time to the first token of long prompts, with one and eight concurrent requests."""
         size = self.options.long_prompt
         longs = [
             list(islice(cycle(chain.from_iterable(self.prompts)), 37 * n, 37 * n + size)) for n in range(8)
         ]
         engines = self.engines(PLAIN, HEAD, max_batch=8, longest=size)
         for level in (1, 8):
-            found: dict[str, list[float]] = {PLAIN: [], HEAD: []}
+            times: dict[str, list[float]] = {PLAIN: [], HEAD: []}
             for name, row in self._alternate(engines, longs[: max(2, level)], level, 8):
-                found[name].append(row.median_ttft_ms)
+                times[name].append(row.median_ttft_ms)
             what = f"time to first token, {size} tokens, {level} at once: head over plain"
-            yield paired(what, found[PLAIN], found[HEAD], "ms")
+            yield paired(what, times[PLAIN], times[HEAD], "ms")
 
     def sampled(self) -> Iterator[Ratio]:
-        """Throughput at temperature 1, one request at a time and eight at once."""
+        """Throughput at temperature 1, with one and eight concurrent requests."""
         yield from self._throughput((1, 8), HEAD, temperature=1.0)
 
     def structured(self) -> Iterator[Ratio]:
@@ -180,7 +180,7 @@ class Bench:
                 yield single(what, costs.plain_step_ms, costs.draft_step_ms, "ms")
 
     def neighbour(self) -> Iterator[Ratio]:
-        """Time per token beside a busy process over that on the quiet machine."""
+        """Time per token next to a busy process over that on the quiet machine."""
         for name, engine in self.engines(PLAIN, HEAD, max_batch=1).items():
             times: dict[str, list[float]] = {"quiet": [], "busy": []}
             for prompt, states in zip(
@@ -221,7 +221,7 @@ class Bench:
             yield Ratio(what=what, base=median(shares["off"]), other=median(shares["on"]), unit="%")
 
     def graphs(self) -> Iterator[Ratio]:
-        """Throughput with CUDA graphs over that without, plainly and with the head, at one and eight requests."""
+        """Throughput with CUDA graphs over that without, plain and with the head, at one and eight requests."""
         for name, head in ((PLAIN, None), (HEAD, self.head)):
             engines = {
                 state: self._engine(head, 8, cuda_graphs=on) for state, on in (("off", False), ("on", True))
@@ -229,7 +229,7 @@ class Bench:
             for level in (1, 8):
                 requests = self._requests(max(2 * level, 4))
                 speeds: dict[str, list[float]] = {state: [] for state in engines}
-                # The first records.
+                # The first repeat records.
                 for state, row in self._alternate(
                     engines, requests, level, self.options.max_tokens, warmup=1
                 ):
@@ -238,7 +238,7 @@ class Bench:
                 yield paired(what, speeds["off"], speeds["on"], "tokens/s")
 
     def attention(self) -> Iterator[Ratio]:
-        """Bytes of KV a second that attention reads, over those of a copy."""
+        """Bytes of KV per second that attention reads, over those of a copy."""
         recorder = CudaRecorder(self.target.decoder.device)
         yield from kv_reads(self.target, recorder, self.options.contexts, max(5, self.options.repeats))
 
@@ -290,9 +290,9 @@ _ON_GPUS = ("overlap", "graphs", "attention")
 
 
 def wanted_parts(names: Sequence[str], *, gpu: bool) -> list[str]:
-    """The parts of these names; all that can be measured if none is named.
+    """The parts with these names; without names, all that can be measured.
 
-    Raises a DataError for a part that doesn't exist, or that can't be measured here.
+    Raises a DataError for a part that doesn't exist or can't be measured here.
     """
     parts = list(names) or [part for part in PARTS if gpu or part not in _ON_GPUS]
     for part in parts:
@@ -310,7 +310,7 @@ def wanted_parts(names: Sequence[str], *, gpu: bool) -> list[str]:
 def measure_ratios(
     bench: Bench, parts: Sequence[str], show: Callable[[Ratio], None], command: str = ""
 ) -> Ratios:
-    """Measure these parts, as `wanted_parts` gives them. `show` is called with every new line."""
+    """Measure these parts, as returned by `wanted_parts`. `show` is called with every new line."""
     lines = []
     for part in parts:
         for line in PARTS[part](bench):

@@ -1,4 +1,4 @@
-"""What a benchmark found, and the files it is kept in.
+"""The results of a benchmark, and its files.
 
 bench/answers.jsonl       one line per prompt and head, against plain decode
 bench/concurrency.jsonl   one line per level and engine
@@ -20,11 +20,11 @@ from fledge.bench.options import BenchOptions
 from fledge.bench.statistics import Interval
 
 FORMAT_VERSION = 1
-PLAIN = "plain"  # the name of plain decode where heads are named too
-WITHOUT_LOOKUP = " without lookup"  # added to the name of a head that is measured so, too
+PLAIN = "plain"  # the name of plain decode among the heads' names
+WITHOUT_LOOKUP = " without lookup"  # appended to the name of a head measured without lookup, too
 TRAINED = "trained"  # the run's own head
 RELEASED = "released"  # the name of the head that ships with the package
-RANDOM = "random head"  # of random weights: what the worst of heads costs
+RANDOM = "random head"  # with random weights: the cost of the worst head
 _Model = TypeVar("_Model", bound=BaseModel)
 Outcome = Literal["identical", "near_tie", "different"]
 
@@ -37,7 +37,7 @@ class AnswerRow(BaseModel):
     category: str
     head: str
     prompt_tokens: int
-    tokens: int  # of the speculative answer
+    tokens: int  # in the speculative answer
     tpot_plain_ms: float
     tpot_ms: float
     ttft_plain_ms: float
@@ -45,24 +45,24 @@ class AnswerRow(BaseModel):
     speedup: float | None  # tpot_plain_ms / tpot_ms; None for answers too short to have a TPOT
     tau: float
     rounds: int
-    round_tokens: int  # emitted by rounds: tau * rounds
+    round_tokens: int  # tokens emitted by rounds: tau * rounds
     drafted_rounds: int  # rounds in which a tree was proposed
     accepted_by_depth: list[int]  # [d - 1]: rounds whose accepted path reached depth d
     phases_ms: dict[str, float] = {}  # prefill, draft, verify, accept, extend, host: one answer's time
-    phases_plain_ms: dict[str, float] = {}  # the same of plain decode
-    shapes: dict[str, int] = {}  # rounds of each tree shape, of the answer that `rounds` counts
+    phases_plain_ms: dict[str, float] = {}  # the same for plain decode
+    shapes: dict[str, int] = {}  # rounds per tree shape, of the answer counted in `rounds`
     outcome: Outcome
-    differs_at: int | None = None  # first position of the answer where the two leave each other
+    differs_at: int | None = None  # first position of the answer where the two differ
     gap: float | None = None  # how far below the top logit the lower of the two tokens lies there
     rounding: float | None = None  # spacing of numbers of the target's dtype at that logit
-    rejected: str | None = None  # why the row's times are not believed
+    rejected: str | None = None  # why the row's times are implausible
     noise: float | None = None  # relative spread of the repeats; None for a single repeat
 
 
 class LevelRow(BaseModel):
     """One engine under closed-loop load with `concurrency` requests in flight: medians over the repeats.
 
-    Times are those of the engine's own clock, which stands still while another has its turn.
+    Times are measured on the engine's own clock, which stops during others' turns.
     """
 
     concurrency: int
@@ -75,7 +75,7 @@ class LevelRow(BaseModel):
     p95_tpot_ms: float
     median_ttft_ms: float
     tau: float
-    shapes: dict[str, int] = {}  # rounds of each tree shape
+    shapes: dict[str, int] = {}  # rounds per tree shape
     # Throughput over plain decode's: the median over the repeats, and its interval; None: of answers of equal length
     ratio: float | None = None
     ratio_low: float | None = None
@@ -91,7 +91,7 @@ class LevelRow(BaseModel):
 
 
 class Costs(BaseModel):
-    """Forward times at a fixed context, interleaved; ratios are against a plain step (one row)."""
+    """Forward times at a fixed context, interleaved; ratios are to a plain step (one row)."""
 
     context: int
     repeats: int
@@ -106,7 +106,7 @@ class Costs(BaseModel):
     extend_rows: int | None = None
 
     def at_pace(self, plain_step_ms: float) -> Costs:
-        """The same ratios where a plain step takes this long."""
+        """The same ratios with a plain step of this duration."""
         scale = plain_step_ms / self.plain_step_ms
         return self.model_copy(
             update={
@@ -137,7 +137,7 @@ class Sample(BaseModel):
 
 
 class PlainDecode(BaseModel):
-    """Plain decode at batch 1 against what the memory allows."""
+    """Plain decode at batch 1 against the memory's limit."""
 
     ms_per_token: float
     weight_bytes: int  # read per token
@@ -145,7 +145,7 @@ class PlainDecode(BaseModel):
 
 
 class Subject(BaseModel):
-    """What was measured."""
+    """The measured target and setup."""
 
     target: str
     revision: str
@@ -156,7 +156,7 @@ class Subject(BaseModel):
 
 
 class BenchResult(BaseModel):
-    """All a benchmark found. `heads` are in the order given; the first is the run's own."""
+    """All results of a benchmark. `heads` are in the given order; the first is the run's own."""
 
     subject: Subject
     heads: list[str]
@@ -174,19 +174,19 @@ class BenchResult(BaseModel):
     shapes: dict[str, dict[str, int]] = {}  # head -> tree shape -> rounds, while answering one at a time
 
     def rows(self, head: str, workload: str | None = None) -> list[AnswerRow]:
-        """A head's answers, of one workload or of all."""
+        """A head's answers, for one workload or all."""
         return [row for row in self.answers if row.head == head and workload in (None, row.workload)]
 
     def workload_names(self) -> list[str]:
-        """Workloads in the order they were measured."""
+        """Workloads in measurement order."""
         return list(dict.fromkeys(row.workload for row in self.answers))
 
     def save(self, folder: str) -> None:
-        """Write the three files; bench.json last, so that it stands for a whole result."""
-        rest = self.model_dump(mode="json")
-        write_rows(join(folder, "answers.jsonl"), rest.pop("answers"))
-        write_rows(join(folder, "concurrency.jsonl"), rest.pop("levels"))
-        write_json(join(folder, "bench.json"), {"version": FORMAT_VERSION, **rest})
+        """Write the three files; bench.json last, so that its existence implies a complete result."""
+        remaining = self.model_dump(mode="json")
+        write_rows(join(folder, "answers.jsonl"), remaining.pop("answers"))
+        write_rows(join(folder, "concurrency.jsonl"), remaining.pop("levels"))
+        write_json(join(folder, "bench.json"), {"version": FORMAT_VERSION, **remaining})
 
     @classmethod
     def load(cls, folder: str) -> BenchResult:
@@ -203,7 +203,7 @@ class BenchResult(BaseModel):
 
 
 def write_rows(url: str, rows: Iterable[Any]) -> None:
-    """JSON values, one a line."""
+    """JSON values, one per line."""
     write_atomic(url, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
 
 
@@ -216,7 +216,7 @@ def read_rows(url: str, command: str) -> list[Any]:
 
 
 def validated(kind: type[_Model], value: Any, url: str) -> _Model:
-    """What `fledge bench` left at `url`. Raises StorageError for the first field that isn't as it should be."""
+    """A result that `fledge bench` wrote to `url`. Raises a StorageError for the first invalid field."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

@@ -38,9 +38,9 @@ from fledge.native.abi import MOST_NODES
 from fledge.target import Target
 from fledge.train.start import random_head
 
-# Room in a request's context beyond prompt and answer, so that no engine ends an answer early.
+# Spare context per request beyond prompt and answer, so that no engine ends an answer early.
 _MARGIN = 8
-_PER_SLOT = 2  # requests of the sweep: it is to take minutes, and `fledge bench ratios` has twice as many
+_PER_SLOT = 2  # requests of the sweep: it should take minutes; `fledge bench ratios` uses twice as many
 
 
 def run_bench(
@@ -51,7 +51,7 @@ def run_bench(
     tree: TreeShape | None = None,
     progress: Progress = silent,
 ) -> BenchResult:
-    """Measure a target plainly and with each head.
+    """Measure a target without and with each head.
 
     Args:
         heads: by name, the run's own first (`{"trained": head, "released": released}`); {} measures plain decode only.
@@ -71,11 +71,11 @@ def run_bench(
     bandwidths = [measure_bandwidth(bytes_read, device)] if options.bandwidth else []
 
     variants = _variants(heads, options)
-    found, shapes = Answers([], [], []), {}
+    answers, shapes = Answers([], [], []), {}
     if heads:
         engines = _engines(target, variants, tree, workloads, options, 1, options.max_tokens)
         shown = _partial(progress, 0.0, work.answers, sum(work))
-        found = measure_answers(target, engines, workloads, options, shown)
+        answers = measure_answers(target, engines, workloads, options, shown)
         shapes = {name: shape_rounds(engines[name]) for name in variants}
         del engines
 
@@ -102,30 +102,30 @@ def run_bench(
             tree=str(tree) if tree else "adaptive",
         ),
         heads=list(variants),
-        answers=found.rows,
+        answers=answers.rows,
         levels=levels,
         costs=costs,
-        samples=found.samples,
-        plain=_plain_decode(found, levels, costs, bytes_read, best_of(bandwidths)),
+        samples=answers.samples,
+        plain=_plain_decode(answers, levels, costs, bytes_read, best_of(bandwidths)),
         bandwidth=best_of(bandwidths),
         machine=machine_facts(device),
         versions=versions(),
         options=options,
         seconds=time.perf_counter() - begin,
-        notes=found.notes,
+        notes=answers.notes,
         shapes={name: rounds for name, rounds in shapes.items() if any(rounds.values())},
     )
 
 
 def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> float:
-    """About how long a benchmark takes where a plain step takes `ms_per_token`."""
+    """Approximate duration of a benchmark if a plain step takes `ms_per_token`."""
     work = _work(load_workloads(options), options, heads)
     tokens = work.answers * options.max_tokens + work.sweep * options.sweep_tokens
     return 15.0 + tokens * ms_per_token / 1e3
 
 
 def refuse_impossible(target: Target, options: BenchOptions) -> None:
-    """Raise at once what `run_bench` would raise later: prompts too long for the target, or a GPU that is missing."""
+    """Raise early what `run_bench` would raise later: prompts too long for the target, or a missing GPU."""
     workloads = load_workloads(options)
     for workload in workloads:
         _fitting_prompts(target, workload, options.max_tokens)
@@ -135,7 +135,7 @@ def refuse_impossible(target: Target, options: BenchOptions) -> None:
 
 
 class _Work(NamedTuple):
-    """How long the benchmark's two long parts take, in plain answers at batch 1 of the part's own length."""
+    """Duration of the benchmark's two long parts, in plain answers at batch 1 of the part's own length."""
 
     answers: float
     sweep: float
@@ -143,8 +143,8 @@ class _Work(NamedTuple):
 
 def _work(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _Work:
     prompts = sum(len(workload.prompts) for workload in workloads) + options.warmup
-    engines = 1 + 0.6 * (heads + options.without_lookup)  # answers with a head come faster
-    # A level of c requests in flight answers 2c of them, at a cost per step that grows slowly with c.
+    engines = 1 + 0.6 * (heads + options.without_lookup)  # answers with a head are faster
+    # A level of c requests in flight answers 2c of them, with a cost per step that grows slowly with c.
     load = _load(options)
     sweep_units = sum(
         max(load.fewest, load.per_slot * level) / level * (1 + 0.1 * level) for level in options.concurrency
@@ -160,17 +160,17 @@ def _load(options: BenchOptions) -> Load:
 
 
 def _partial(progress: Progress, before: float, size: float, total: float) -> Progress:
-    """The progress function of a part that takes `size` of the `total`, after `before` of it."""
+    """The progress function of a part of `size` out of `total`, after `before`."""
     return lambda done, of, note: progress(before + size * done / of, total, note)
 
 
 def _variants(heads: Mapping[str, Head], options: BenchOptions) -> dict[str, tuple[Head, int | None]]:
-    """By name, what is measured against plain decode: a head, and how many tokens lookup may add to its trees."""
-    found: dict[str, tuple[Head, int | None]] = {name: (head, options.lookup) for name, head in heads.items()}
+    """What is measured against plain decode, by name: a head, and how many tokens lookup may add to its trees."""
+    named: dict[str, tuple[Head, int | None]] = {name: (head, options.lookup) for name, head in heads.items()}
     if options.without_lookup and heads:
         name, head = next(iter(heads.items()))
-        found[f"{name}{WITHOUT_LOOKUP}"] = head, 0
-    return found
+        named[f"{name}{WITHOUT_LOOKUP}"] = head, 0
+    return named
 
 
 def _engines(
@@ -195,7 +195,7 @@ def _engines(
             max_context=context,
             tree=tree if head else None,
             lookup=lookup,
-            prefix_cache=False,  # prompts are asked again and again: it would hide what their prefill costs
+            prefix_cache=False,  # prompts are repeated: it would hide the cost of their prefill
             draft_weights=options.draft_weights if head else None,
             overlap=options.overlap,
             cuda_graphs=options.cuda_graphs,
@@ -237,15 +237,17 @@ def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> 
 
 
 def _plain_decode(
-    found: Answers,
+    answers: Answers,
     levels: Sequence[LevelRow],
     costs: Costs | None,
     bytes_read: int,
     bandwidth: Bandwidth | None,
 ) -> PlainDecode | None:
-    """Plain decode at batch 1: of the first workload's answers, else of the sweep, else of single forwards."""
+    """Plain decode at batch 1: from the first workload's answers, else from the sweep, else from single forwards."""
     first = [
-        row for row in found.rows if row.workload == found.rows[0].workload and row.head == found.rows[0].head
+        row
+        for row in answers.rows
+        if row.workload == answers.rows[0].workload and row.head == answers.rows[0].head
     ]
     answered = [row.tpot_plain_ms for row in first if row.tpot_plain_ms > 0]
     alone = [row.median_tpot_ms for row in levels if row.engine == PLAIN and row.concurrency == 1]

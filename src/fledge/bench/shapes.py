@@ -1,4 +1,4 @@
-"""How results name tree shapes (`depth 4, top 4, 16 nodes`), and how often an engine used each."""
+"""Names of tree shapes in results (`depth 4, top 4, 16 nodes`), and how often an engine used each."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SHAPE = re.compile(r"depth (\d+), top (\d+), (\d+) nodes(?:, lookup (\d+))?")
 
 
 def shape_rounds(engine: Engine) -> dict[str, int]:
-    """Rounds of each tree shape so far."""
+    """Rounds per tree shape so far."""
     return {shape_name(record.shape): record.rounds for record in engine.stats().shapes}
 
 
 def rounds_since(before: dict[str, int], engine: Engine) -> dict[str, int]:
-    """Rounds of each tree shape after `before` was read."""
+    """Rounds per tree shape since `before` was read."""
     used = {shape: rounds - before.get(shape, 0) for shape, rounds in shape_rounds(engine).items()}
     return {shape: rounds for shape, rounds in used.items() if rounds}
 

@@ -1,12 +1,12 @@
-"""How sure a figure is: bootstrap intervals of medians, noise of repeats, and whether a difference is one.
+"""Uncertainty of figures: bootstrap intervals of medians, noise of repeats, and significance of differences.
 
     repeat   1          2          3
-    order    A B B A    B A A B    A B B A        every block holds both, in both orders: a drift meets both alike
-    ratio    B1 / A1    B2 / A2    B3 / A3        paired by block, so that the machine's mood cancels
+    order    A B B A    B A A B    A B B A        every block contains both, in both orders: drift affects both
+    ratio    B1 / A1    B2 / A2    B3 / A3        paired by block, so that slow spells cancel
 
 The interval is a percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of the median of the paired log-ratios,
-with a fixed seed: the same rows always give the same report. From few values that interval is too narrow, so a
-difference must also be found by Wilcoxon's signed-rank test, which is exact for any number of values.
+with a fixed seed: the same rows always give the same report. With few values that interval is too narrow, so a
+difference must also pass Wilcoxon's signed-rank test, which is exact for any number of values.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _Name = TypeVar("_Name")
 _RESAMPLES = 4000
 _SEED = 20_250_301
 _CONFIDENCE = 0.95
-# To call two configurations different: a false alarm in a hundred comparisons, not in twenty.
+# Significance level: one false alarm in a hundred comparisons, not in twenty.
 _CHANCE = 0.01
-# Even the whole range of fewer values than this holds their median less often than 95 times in a hundred.
+# With fewer values than this, even their full range contains the median less than 95 times in a hundred.
 _FEWEST_FOR_INTERVAL = 6
 # Fewer paired values than this all fall on one side by chance more often than once in a hundred times.
 _FEWEST = 8
@@ -34,7 +34,7 @@ _FEWEST = 8
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and its 95 % interval; of a few values (`range_note`) the interval is no more than their range."""
+    """A median and its 95 % interval; with few values (`range_note`) the interval is just their range."""
 
     value: float
     low: float
@@ -47,12 +47,12 @@ class Difference:
     """One configuration against another: `ratio` above 1 means that the figure is larger than the baseline's."""
 
     ratio: Interval
-    chance: float  # how often ratios of equals are as one-sided as these
+    chance: float  # p-value: how often equal configurations give ratios as one-sided as these
     noise: float  # typical relative spread of one block against the next: 0.02 is 2 %
 
     @property
     def significant(self) -> bool:
-        """True if chance is an unlikely reason for the difference."""
+        """True if the difference is unlikely to be due to chance."""
         return self.chance <= _CHANCE and not self.ratio.low <= 1.0 <= self.ratio.high
 
     @property
@@ -83,7 +83,7 @@ def bootstrap_median(values: Sequence[float]) -> Interval:
 
 
 def range_note(repeats: int, option: str = "--repeats") -> list[str]:
-    """What to say below intervals of too few repeats; nothing where there are enough."""
+    """A note below intervals of too few repeats; empty if there are enough."""
     if not 0 < repeats < _FEWEST_FOR_INTERVAL:
         return []
     return [
@@ -93,21 +93,21 @@ def range_note(repeats: int, option: str = "--repeats") -> list[str]:
 
 
 def compare_paired(baseline: Sequence[float], other: Sequence[float]) -> Difference:
-    """Compare two series that were measured block by block, `other` over `baseline`."""
+    """Compare two series measured block by block, `other` over `baseline`."""
     if len(baseline) != len(other):
-        raise ValueError(f"{len(baseline)} values against {len(other)}: blocks must hold one of each")
+        raise ValueError(f"{len(baseline)} values against {len(other)}: blocks must contain one of each")
     logs = [math.log(b / a) for a, b in zip(baseline, other, strict=True) if a > 0 and b > 0]
     if not logs:
-        raise ValueError("no block holds two positive values")
+        raise ValueError("no block contains two positive values")
     middle = bootstrap_median(logs)
     ratio = Interval(math.exp(middle.value), math.exp(middle.low), math.exp(middle.high), middle.count)
     return Difference(ratio, _signed_rank_test(logs), spread(logs))
 
 
 def median_of(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known; None without any."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    """The median of the values that aren't None; None without any."""
+    present = [value for value in values if value is not None]
+    return median(present) if present else None
 
 
 def relative_noise(values: Sequence[float]) -> float | None:
@@ -123,13 +123,13 @@ def spread(logs: Sequence[float]) -> float:
 
 
 def alternation(names: Sequence[_Name], blocks: int) -> Iterator[list[_Name]]:
-    """The order of each block: A B, B A, B A, A B, ... so that two blocks in a row are ABBA."""
+    """The order of each block: A B, B A, A B, ... so that two consecutive blocks are ABBA."""
     for block in range(blocks):
         yield list(names) if block % 4 in (0, 3) else list(reversed(names))
 
 
 class Turn(NamedTuple, Generic[_Level]):
-    """One measurement of an interleaved series: the `number`th of `total`, counted from 1."""
+    """One measurement of an interleaved series: number `number` of `total`, counted from 1."""
 
     level: _Level
     repeat: int
@@ -139,7 +139,7 @@ class Turn(NamedTuple, Generic[_Level]):
 
 
 def interleaved(levels: Sequence[_Level], names: Sequence[str], repeats: int) -> Iterator[Turn[_Level]]:
-    """Everything at every level, in the order it is measured: level by level, in alternation within each."""
+    """Everything at every level, in measurement order: level by level, in alternation within each."""
     total = len(levels) * repeats * len(names)
     order = (
         (level, repeat, name)
@@ -152,11 +152,11 @@ def interleaved(levels: Sequence[_Level], names: Sequence[str], repeats: int) ->
 
 
 def _signed_rank_test(logs: Sequence[float]) -> float:
-    """The p-value of Wilcoxon's signed-rank test, two-sided and exact: equals give each log-ratio either sign alike."""
+    """The p-value of Wilcoxon's signed-rank test, two-sided and exact: under equality both signs are equally likely."""
     data = np.asarray(logs, dtype=np.float64)
     sizes = np.abs(data)
     order = np.sort(sizes)
-    # Doubled, as ties share theirs and have halves.
+    # Doubled, since ties share ranks, which may be halves.
     ranks = order.searchsorted(sizes, "left") + order.searchsorted(sizes, "right") + 1
     chances = np.ones(1)  # [s]: that the positive ranks sum up to s
     for rank in ranks[data != 0]:

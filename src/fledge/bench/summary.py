@@ -5,7 +5,7 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
     version                                      1
     workloads.{name}                             the run's head on each set of prompts
         .prompts                                 answered prompts
-        .identical .near_tie .different          outputs against plain decode's; near_tie: they part where the top two
+        .identical .near_tie .different          outputs against plain decode's; near_tie: they differ where the top two
                                                  logits are within rounding of the target's dtype (never in float32)
         .tau                                     tokens emitted per verify, bonus token included, over all answers
         .tau_by_depth                            [d - 1]: share of drafted rounds whose accepted path reached depth d
@@ -13,7 +13,7 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
         .speedup                                 median over the prompts of tpot_plain / tpot
         .speedup_low .speedup_high               its 95 % bootstrap interval over the prompts
         .noise                                   median relative spread of a prompt's repeats
-        .rejected                                prompts whose times weren't believed (speed-up above tau, ...)
+        .rejected                                prompts with implausible times (speed-up above tau, ...)
     overall                                      the same over the prompts of all sets together, if there are several
     released.workloads.{name}, released.overall  the same for the head that ships with the package
     without_lookup.workloads.{name}              the run's head again, if it was also measured without prompt lookup
@@ -21,13 +21,13 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
     plain.ms_per_token                           plain decode at batch 1, median over the own set's prompts
     plain.limit_ms_per_token                     bytes of weights read per token / best raw read bandwidth in this run
     plain.share_of_limit                         limit_ms_per_token / ms_per_token
-    verify_cost.{rows}                           a verify of so many rows over a plain step, at `cost_context` tokens
+    verify_cost.{rows}                           a verify of this many rows over a plain step, at `cost_context` tokens
     draft_step_cost                              one draft step over a plain step
     concurrency[]                                as in bench/concurrency.jsonl
-    stages.{name}.seconds                        what each stage of the run took
-    target, head, machine, bandwidth, versions   what it was measured with
+    stages.{name}.seconds                        duration of each stage of the run
+    target, head, machine, bandwidth, versions   the setup of the measurement
     notes[]                                      what was left out or disturbed, in words
-    decoding                                     how the answers' tokens were chosen, in words
+    decoding                                     how the answers' tokens were sampled, in words
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class WorkloadSummary(_Part):
 
 
 class HeadSummary(_Part):
-    """One head on everything that was measured."""
+    """One head on everything measured."""
 
     workloads: dict[str, WorkloadSummary]
     categories: dict[str, WorkloadSummary]
@@ -87,7 +87,7 @@ class HeadSummary(_Part):
 
     @property
     def lines(self) -> dict[str, WorkloadSummary]:
-        """What tables show: each workload and, if there are several, all prompts together."""
+        """The rows of tables: each workload and, if there are several, all prompts together."""
         return self.workloads | ({ALL_PROMPTS: self.overall} if self.overall else {})
 
 
@@ -106,7 +106,7 @@ class StageSummary(_Part):
 
 
 class Summary(HeadSummary):
-    """The whole file; see the module's text for each field. What it inherits is the run's own head's."""
+    """The complete file; see the module docstring for each field. Inherited fields are those of the run's own head."""
 
     version: Literal[1] = SUMMARY_VERSION
     target: Subject
@@ -123,7 +123,7 @@ class Summary(HeadSummary):
     bandwidth: Bandwidth | None
     versions: dict[str, str]
     notes: list[str]
-    decoding: str = "greedy"  # how the answers' tokens were chosen, in words
+    decoding: str = "greedy"  # how the answers' tokens were sampled, in words
 
     def save(self, url: str) -> None:
         """Write the file."""
@@ -136,18 +136,18 @@ class Summary(HeadSummary):
 
 
 def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = None) -> Summary:
-    """The summary of a benchmark. The first head is the run's own; one named "released" gets its own part too."""
+    """The summary of a benchmark. The first head is the run's own; one named "released" gets its own part."""
     head = result.heads[0] if result.heads else None
-    own = head_summary(result, head) if head else HeadSummary(workloads={}, categories={})
+    first = head_summary(result, head) if head else HeadSummary(workloads={}, categories={})
     alone = f"{head}{WITHOUT_LOOKUP}"
     plain, costs = result.plain, result.costs
     limit = plain.limit_ms_per_token if plain else None
     return Summary(
         target=result.subject,
         head=head,
-        workloads=own.workloads,
-        categories=own.categories,
-        overall=own.overall,
+        workloads=first.workloads,
+        categories=first.categories,
+        overall=first.overall,
         released=head_summary(result, RELEASED) if RELEASED in result.heads else None,
         without_lookup=head_summary(result, alone) if alone in result.heads else None,
         plain=PlainSummary(
@@ -173,12 +173,12 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
 def head_summary(result: BenchResult, head: str) -> HeadSummary:
     """A head's figures by workload, over all of them, and by category of the own set."""
     rows = result.rows(head)
-    own = [row for row in rows if row.workload == OWN_WORKLOAD]
+    own_rows = [row for row in rows if row.workload == OWN_WORKLOAD]
     workloads = _grouped(rows, lambda row: row.workload)
     return HeadSummary(
         workloads=workloads,
         overall=workload_summary(rows) if len(workloads) > 1 else None,
-        categories=_grouped(own, lambda row: row.category),
+        categories=_grouped(own_rows, lambda row: row.category),
     )
 
 

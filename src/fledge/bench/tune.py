@@ -1,11 +1,11 @@
-"""`fledge tune`: every tree shape at every concurrency on this machine, interleaved, and the front of the best.
+"""`fledge tune`: every tree shape at every concurrency on this machine, interleaved, and the Pareto front.
 
     tokens/s  ^        o 7-8-32
               |   o 4-4-16         a shape is on the front if no other is both faster for one
               |        x 2-4-8     request (TPOT) and faster for all (throughput)
               +--------------> TPOT
 
-`tuned.json` keeps the best shape per concurrency, where the planner starts:
+`tuned.json` contains the best shape per concurrency, where the planner starts:
 `Engine(target, head, tuned=read_tuned(url))`.
 """
 
@@ -46,13 +46,13 @@ GRID = (
     TreeShape(7, 8, 32),
 )
 _WARM_TOKENS = 8
-_MARGIN = 8  # tokens of room beyond prompt and answer
+_MARGIN = 8  # spare tokens beyond prompt and answer
 _SHAPE = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
 @checked(frozen=True)
 class TuneOptions:
-    """How much to measure."""
+    """Options of the measurement."""
 
     shapes: tuple[TreeShape, ...] = GRID
     concurrency: Levels = (1, 4, 16)
@@ -87,7 +87,7 @@ class Tuned:
 
     @property
     def table(self) -> Table:
-        """As it is printed; shapes on the front are marked."""
+        """The printed table; shapes on the front are marked."""
         rows = []
         for row in self.rows:
             figures = [number(row.tpot_ms, 2), number(row.throughput), number(row.tau, 2), times(row.gain)]
@@ -103,7 +103,7 @@ class Tuned:
         return [*best, *range_note(self.options.repeats)]
 
     def save(self, url: str) -> None:
-        """Write everything, for the engine and for people's scripts."""
+        """Write all results, for the engine and for scripts."""
         value: dict[str, Any] = {
             "version": 1,
             "best": {str(level): asdict(shape) for level, shape in self.best.items()},
@@ -116,29 +116,29 @@ class Tuned:
 
 
 def read_tuned(url: str) -> dict[int, TreeShape]:
-    """The best shape by number of requests, from a `tuned.json`. Raises DataError for any other file."""
+    """The best shape by number of requests, from a `tuned.json`. Raises a DataError for any other file."""
     try:
         best = json.loads(read_bytes(url))["best"]
         return {int(level): TreeShape(**shape) for level, shape in best.items()}
     except (EngineError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{url} is no result of fledge tune ({error!r}); run fledge tune --output {url}"
+            f"{url} is not a result of fledge tune ({error!r}); run fledge tune --output {url}"
         ) from error
 
 
 def parse_shapes(text: str) -> tuple[TreeShape, ...]:
-    """`4-4-16,2-4-8`; nothing means the grid."""
+    """`4-4-16,2-4-8`; an empty text means the grid."""
     shapes = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _SHAPE.fullmatch(part)
         if match is None:
-            raise DataError(f"{part!r} is no tree shape; write depth-topk-nodes such as 4-4-16")
+            raise DataError(f"{part!r} is not a tree shape; write depth-topk-nodes such as 4-4-16")
         shapes.append(TreeShape(*(int(number) for number in match.groups())))
     return tuple(shapes) or GRID
 
 
 def shape_text(shape: TreeShape) -> str:
-    """`4-4-16`, as `parse_shapes` reads it."""
+    """`4-4-16`, the inverse of `parse_shapes`."""
     return f"{shape.depth}-{shape.topk}-{shape.nodes}" if shape.depth else "plain"
 
 
@@ -152,20 +152,20 @@ def tune_shapes(target: Target, head: Head, options: TuneOptions, progress: Prog
     turns = interleaved(options.concurrency, list(names), options.repeats)
     for level, here in groupby(turns, lambda turn: turn.level):
         engines = {
-            # Without a prefix cache: the same prompts come again and again here.
+            # Without a prefix cache, since prompts are repeated here.
             name: Engine(target, head, max_batch=level, max_context=context, tree=shape, prefix_cache=False)
             for name, shape in names.items()
         }
         requests = [every[n % len(every)] for n in range(max(len(every), 2 * level))]
-        for name, engine in engines.items():  # first calls are slow, and would all count against plain decode
+        for name, engine in engines.items():  # first calls are slow and would count against plain decode
             run_level(engine, name, requests[:level], level, _WARM_TOKENS)
-        found: dict[str, list[LevelRow]] = {name: [] for name in engines}
+        rows_by_name: dict[str, list[LevelRow]] = {name: [] for name in engines}
         for turn in here:
             row = run_level(engines[turn.name], turn.name, requests, level, options.max_tokens)
-            found[turn.name].append(row)
+            rows_by_name[turn.name].append(row)
             note = f"{level} in flight, {turn.name}: {row.output_throughput:.0f} tokens/s"
             progress(turn.number, turn.total, note)
-        rows += pareto([_shape_row(level, shape, found) for shape in shapes])
+        rows += pareto([_shape_row(level, shape, rows_by_name) for shape in shapes])
     best = {level: best_shape(rows, level) for level in options.concurrency}
     return Tuned(rows, best, options, machine_facts(target.decoder.device))
 
@@ -185,21 +185,21 @@ def pareto(rows: Sequence[ShapeRow]) -> list[ShapeRow]:
 
 
 def best_shape(rows: Sequence[ShapeRow], level: int) -> TreeShape:
-    """The shape of the highest throughput, of those that are faster than plain decode by their whole interval."""
+    """The shape with the highest throughput among those faster than plain decode by their whole interval."""
     sure = [row for row in rows if row.concurrency == level and row.gain_low > 1.0]
     return max(sure, key=lambda row: row.throughput).shape if sure else PLAIN
 
 
-def _shape_row(level: int, shape: TreeShape, found: Mapping[str, Sequence[LevelRow]]) -> ShapeRow:
-    own = found[shape_text(shape)]
-    plain = [row.output_throughput for row in found[shape_text(PLAIN)]]
-    gain = compare_paired(plain, [row.output_throughput for row in own]).ratio
+def _shape_row(level: int, shape: TreeShape, by_name: Mapping[str, Sequence[LevelRow]]) -> ShapeRow:
+    shape_rows = by_name[shape_text(shape)]
+    plain = [row.output_throughput for row in by_name[shape_text(PLAIN)]]
+    gain = compare_paired(plain, [row.output_throughput for row in shape_rows]).ratio
     return ShapeRow(
         concurrency=level,
         shape=shape,
-        tpot_ms=median(row.median_tpot_ms for row in own),
-        throughput=median(row.output_throughput for row in own),
-        tau=median(row.tau for row in own),
+        tpot_ms=median(row.median_tpot_ms for row in shape_rows),
+        throughput=median(row.output_throughput for row in shape_rows),
+        tau=median(row.tau for row in shape_rows),
         gain=gain.value,
         gain_low=gain.low,
         gain_high=gain.high,

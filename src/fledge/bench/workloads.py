@@ -3,14 +3,14 @@
     mixed                                        80 prompts, ten in each of eight categories
     multi_turn  code  mathematics  summarisation  translation  question_answering  long_context      40 prompts each
     random:count=40,words=300                    words in random order: nothing repeats, no prefix is shared
-    shared-prefix:count=40,words=1000,groups=4   long common openings, as system prompts and documents have them
+    shared-prefix:count=40,words=1000,groups=4   long shared prefixes, as with system prompts and documents
     dataset:NAME,split=test,count=40             a Hugging Face data set
-    FILE.jsonl                                   one JSON object a line, as in the public EAGLE evaluation:
+    FILE.jsonl                                   one JSON object per line, as in the public EAGLE evaluation:
 
     {"question_id": "chat-01", "category": "chat", "turns": ["Hi! ...", "And then?"]}
 
 Other fields of a line (such as `reference`) are ignored. All own texts were written for this project. A long-context
-prompt is a folder of notes (the texts of `summarisation`) with one question about one of them, at any place in it.
+prompt is a folder of notes (the texts of `summarisation`) with a question about one of them, at any position.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NOTES = 24  # notes in a long-context prompt: about 2,200 words
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conversation's user turns; the benchmark asks the first."""
+    """One conversation's user turns; the benchmark uses the first."""
 
     question_id: str
     category: str
@@ -77,19 +77,19 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Workload:
-    """A named list of prompts; its figures are reported together."""
+    """A named list of prompts, reported together."""
 
     name: str
     prompts: tuple[Prompt, ...]
 
     def token_ids(self, target: Target) -> list[list[int]]:
-        """What the target reads of each prompt."""
+        """The target's input ids for each prompt."""
         return [target.chat.prompt_ids(prompt.messages) for prompt in self.prompts]
 
     def limited(self, limit: int | None) -> Workload:
         """At most `limit` prompts, spread evenly over the categories, in the file's order."""
         if limit is not None and limit < 1:
-            raise DataError(f"{limit} prompts of {self.name} are nothing to measure; give at least 1")
+            raise DataError(f"{limit} prompts of {self.name} can't be measured; give at least 1")
         if limit is None or limit >= len(self.prompts):
             return self
         seen: dict[str, int] = {}
@@ -102,22 +102,22 @@ class Workload:
 
 
 def load_workloads(options: BenchOptions) -> list[Workload]:
-    """The workloads that the options name, the own mixed set first, each cut to its limit. Names are made unique."""
-    found = [own_workload().limited(options.own_prompts)] if options.own_prompts != 0 else []
+    """The workloads named in the options, the own mixed set first, each cut to its limit. Names are made unique."""
+    workloads = [own_workload().limited(options.own_prompts)] if options.own_prompts != 0 else []
     for workload in (*map(find_workload, options.sets), *map(read_workload, options.prompts)):
-        taken = {one.name for one in found}
+        used_names = {one.name for one in workloads}
         names = (f"{workload.name}-{n}" if n > 1 else workload.name for n in count(1))
-        name = next(name for name in names if name not in taken)
-        found.append(Workload(name, workload.limited(options.prompts_limit).prompts))
-    if not found:
+        name = next(name for name in names if name not in used_names)
+        workloads.append(Workload(name, workload.limited(options.prompts_limit).prompts))
+    if not workloads:
         raise DataError(
             "there is nothing to measure on; raise bench.own_prompts, name bench.sets, or a file with --prompts"
         )
-    return found
+    return workloads
 
 
 def find_workload(name: str) -> Workload:
-    """The workload that a user names: one of the own sets, a generated one, or a file of `turns`."""
+    """The workload with a user's name: one of the own sets, a generated one, or a file of `turns`."""
     kind, _, settings = name.partition(":")
     if name == OWN_WORKLOAD:
         return own_workload()
@@ -154,7 +154,7 @@ def own_set(name: str) -> Workload:
 
 
 def random_workload(count: int, words: int, seed: int = 0) -> Workload:
-    """Prompts of random words from the own texts; no two begin alike."""
+    """Prompts of random words from the own texts; no two share a beginning."""
     generator = random.Random(seed)
     vocabulary = _vocabulary()
     prompts = []
@@ -165,7 +165,7 @@ def random_workload(count: int, words: int, seed: int = 0) -> Workload:
 
 
 def shared_prefix_workload(count: int, words: int, groups: int, seed: int = 0) -> Workload:
-    """Prompts in `groups` groups; each group shares its first `words` words and ends in a question of its own."""
+    """Prompts in `groups` groups; each group shares its first `words` words, followed by a different question."""
     generator = random.Random(seed)
     vocabulary = _vocabulary()
     openings = [" ".join(generator.choices(vocabulary, k=words)) for _ in range(groups)]
@@ -182,16 +182,16 @@ def shared_prefix_workload(count: int, words: int, groups: int, seed: int = 0) -
 def hub_workload(text: str) -> Workload:
     """The user turns of a data set's first usable rows; `text` is what follows `dataset:`."""
     path, *settings = text.split(",")
-    given = dict(setting.partition("=")[::2] for setting in settings)
-    unknown = sorted(set(given) - set(_HUB_KEYS))
-    count = given.pop("count", str(_HUB_ROWS))
-    if not path or unknown or not all(given.values()) or not count.isdigit() or int(count) < 1:
+    values = dict(setting.partition("=")[::2] for setting in settings)
+    unknown = sorted(set(values) - set(_HUB_KEYS))
+    count = values.pop("count", str(_HUB_ROWS))
+    if not path or unknown or not all(values.values()) or not count.isdigit() or int(count) < 1:
         raise DataError(
             f"dataset:{text} can't be read; write dataset:NAME,count=40 with any of {', '.join(_HUB_KEYS)} as key=value"
         )
-    # Prompts to measure with are never trained on, so no terms of training apply.
+    # Measurement prompts are never trained on, so no training terms apply.
     options = SourceOptions.model_validate(
-        {"kind": "dataset", "path": path, "training_allowed": True, **given}
+        {"kind": "dataset", "path": path, "training_allowed": True, **values}
     )
     source = open_source(options)
     records = (record for record in source.records() if isinstance(record, Record))
@@ -199,14 +199,14 @@ def hub_workload(text: str) -> Workload:
         Prompt(str(record.row), record.category, record.turns) for record in islice(records, int(count))
     )
     if not prompts:
-        raise DataError(f"no row of {path} has a user's turn; name the column with field=")
+        raise DataError(f"no row of {path} has a user turn; name the column with field=")
     return Workload(source.name, prompts)
 
 
 def read_workload(url: str) -> Workload:
     """The prompts of a JSONL file, named after the file."""
     if not exists(url):
-        raise DataError(f"there is no file {url} to take prompts from; correct its path")
+        raise DataError(f"there is no prompt file {url}; correct its path")
     try:
         text = read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -225,7 +225,7 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            found = _Line.model_validate_json(line)
+            parsed = _Line.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"{part}: " for part in first["loc"])
@@ -233,8 +233,8 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
                 f"{source}, line {number}: {place}{first['msg']}; write each line like "
                 '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
             ) from error
-        question_id = number if found.question_id is None else found.question_id
-        prompts.append(Prompt(str(question_id), found.category, found.turns))
+        question_id = number if parsed.question_id is None else parsed.question_id
+        prompts.append(Prompt(str(question_id), parsed.category, parsed.turns))
     return prompts
 
 
@@ -245,15 +245,15 @@ class _Line(BaseModel):
 
 
 def _with_notes(prompts: list[Prompt]) -> list[Prompt]:
-    """Each question behind a folder of notes that holds the answer."""
+    """Each question after a folder of notes that contains the answer."""
     notes = [prompt.turns[0].partition("\n\n")[2] for prompt in own_set("summarisation").prompts]
     out = []
     for index, prompt in enumerate(prompts):
         # crc32, not hash(): the same notes on every machine.
         generator = random.Random(zlib.crc32(prompt.question_id.encode()))
-        others = generator.sample([n for n in range(len(notes)) if n != index], _NOTES - 1)
-        others.insert(generator.randrange(_NOTES), index)
-        text = "\n\n".join(f"Note {place}\n{notes[n]}" for place, n in enumerate(others, start=1))
+        chosen = generator.sample([n for n in range(len(notes)) if n != index], _NOTES - 1)
+        chosen.insert(generator.randrange(_NOTES), index)
+        text = "\n\n".join(f"Note {place}\n{notes[n]}" for place, n in enumerate(chosen, start=1))
         question = f"{text}\n\nAnswer with the help of the notes above. {prompt.turns[0]}"
         out.append(Prompt(prompt.question_id, prompt.category, (question,)))
     return out
@@ -267,7 +267,7 @@ def _generated(kind: str, settings: str) -> Workload:
         key, _, text = setting.partition("=")
         if key.strip() not in values or not text.strip().isdigit():
             raise DataError(
-                f"{kind}: {setting!r} is no setting; write whole numbers such as {kind}:count=40,words=300 "
+                f"{kind}: {setting!r} is not a setting; write whole numbers such as {kind}:count=40,words=300 "
                 f"(of {', '.join(values)})"
             )
         values[key.strip()] = int(text)
@@ -277,7 +277,7 @@ def _generated(kind: str, settings: str) -> Workload:
 
 
 def _vocabulary() -> list[str]:
-    """Different words of the own texts, in a fixed order."""
+    """Distinct words of the own texts, in a fixed order."""
     lines = (_folder() / "sets" / "summarisation.jsonl").read_text(encoding="utf-8").splitlines()
     text = " ".join(json.loads(line)["turns"][0] for line in lines)
     words = (word.strip(".,;:!?'\"()").lower() for word in text.split())

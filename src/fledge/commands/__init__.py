@@ -1,1 +1,1 @@
-"""The command line, a file per group of commands: it parses, calls and prints. main.py is where it begins."""
+"""The command line, one file per group of commands: parse, call, print. Start with main.py."""

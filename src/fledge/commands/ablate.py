@@ -1,4 +1,4 @@
-"""`fledge ablate`: train the recipe with one thing changed at a time, and print what each change is worth."""
+"""`fledge ablate`: train the recipe with one change at a time, and print what each change is worth."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _COLUMNS = ("row", "changed", "tau", "to the recipe, 95 %", "seconds")
 
 
 def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
-    """Make the rows (all without names) at each size and write ablation/ablation.md."""
+    """Train the rows (all, without names) at each size and write ablation/ablation.md."""
     if run.recipe.features.feed != "offline":
         raise DataError(
             "ablate needs all features stored: set features.feed=offline and run `fledge features`"
         )
     run.check_exists()
-    check_rows(run.train_options, names)  # a misspelt one not only after those before it were trained
+    check_rows(run.train_options, names)  # before the rows ahead of a misspelt one are trained
     folder = run.url("ablation")
     with run.locked():
         for size in sizes:
@@ -40,9 +40,9 @@ def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
                     )
     text = ""
     for size in sizes:
-        found = finished_rows(folder, size)
-        tokens = found[0].response_tokens
-        lines = table(found)
+        rows = finished_rows(folder, size)
+        tokens = rows[0].response_tokens
+        lines = table(rows)
         title = f"{tokens:,} response tokens, held-out chain tau"
         print_table(title, _COLUMNS, lines, text_columns=2)
         text += f"{title}\n\n{markdown_table(_COLUMNS, lines)}\n\n"

@@ -1,4 +1,4 @@
-"""One question on the command line: the answer as it comes, then what speculation was worth."""
+"""One question on the command line: the answer as it is generated, then the effect of speculation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answer(
 ) -> None:
     """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
     try:
-        question.encode()  # the shell's bytes that aren't UTF-8 are halves of surrogate pairs here
+        question.encode()  # bytes that aren't UTF-8 arrive as lone surrogates
     except UnicodeEncodeError as error:
         raise EngineError(
             f"character {error.start + 1} of the question isn't UTF-8: save the text as UTF-8, or convert it with iconv"

@@ -1,6 +1,6 @@
 """The commands that measure, predict and tune: `fledge bench server`, `bench peers`, `plan` and `tune`.
 
-`fledge bench` without one of its commands is `fledge bench engine`, which is in cli.py with the other stages.
+`fledge bench` without a subcommand is `fledge bench engine`, which is in main.py with the other stages.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Output = Annotated[str, typer.Option(help="where the result goes")]
 
 
 class DefaultCommand(TyperGroup):
-    """A group whose first command may be left out."""
+    """A group whose first command is the default."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing and not args:  # a shell asks which words may follow
+        if ctx.resilient_parsing and not args:  # shell completion
             return super().parse_args(ctx, args)
         if "--help" not in args[:1] and (not args or args[0] not in self.commands):
             self._refuse_misspelt(args[0] if args else "")
@@ -111,7 +111,7 @@ def bench_server(
             show_default="of servers that know it",
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="start each server anew for every block")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="restart each server for every block")] = False,
     ready_timeout: Annotated[float, typer.Option(help="seconds a started server may take")] = 600.0,
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
 ) -> None:
@@ -144,23 +144,23 @@ def bench_server(
         )
     refuse_unwritable(join(run_dir, REPORT_NAME))
     if replay:
-        asked, traffic = read_traffic(replay, speed)
+        workload_prompts, traffic = read_traffic(replay, speed)
     else:
-        asked, traffic = find_workload(workload).limited(prompts), []
+        workload_prompts, traffic = find_workload(workload).limited(prompts), []
     with StageProgress("load") as progress:
         result = run_load(
             parse_servers(server),
-            asked,
+            workload_prompts,
             options,
             traffic=traffic,
             progress=progress.update,
-            ended_early=lambda found: keep_load(found, run_dir),
+            ended_early=lambda partial: keep_load(partial, run_dir),
         )
     close_load(result, run_dir, shlex.join(["fledge", *sys.argv[1:]]))
 
 
 def _refuse_other_loads(context: typer.Context, load: str) -> None:
-    """An option of another kind of load would be ignored: say so instead."""
+    """Raise an error for options of another kind of load, which would be ignored."""
     unused = {
         "replay": ("workload", "prompts", "concurrency", "rate", "requests", "seed"),
         "rate": ("concurrency", "speed"),
@@ -169,7 +169,7 @@ def _refuse_other_loads(context: typer.Context, load: str) -> None:
     for name in unused[load]:
         source = context.get_parameter_source(name)
         if source and source.name != "DEFAULT":
-            raise DataError(f"--{name} means nothing in a load by --{load}; leave it out")
+            raise DataError(f"--{name} has no effect in a load by --{load}; leave it out")
 
 
 @bench_app.command("peers")
@@ -228,12 +228,12 @@ def bench_peers(
     loaded = Target.load(target)
     options = replace(options, target=loaded.name, head=options.head and head_url(loaded, options.head))
     with StageProgress("peers") as progress:
-        found = run_peers(loaded, options, progress.update)
-    write_peers(run_dir, found)
-    columns, rows = peers_table(found)
+        results = run_peers(loaded, options, progress.update)
+    write_peers(run_dir, results)
+    columns, rows = peers_table(results)
     rows = [[row[0].split()[0], *row[1:]] for row in rows]  # versions are in peers.md
     print_table("Peers, interleaved", columns, rows, text_columns=2)
-    say(*peers_notes(found), f"table: {run_dir}/peers.md")
+    say(*peers_notes(results), f"table: {run_dir}/peers.md")
 
 
 def plan(
@@ -285,10 +285,10 @@ def plan(
         )
     place = config_place(model)
     shape = read_shape(place) if place == model else replace(read_shape(place), name=model.rpartition("/")[2])
-    made = make_plan(shape, options)
-    print_table(made.title, *made.speed_table)
-    print_table("Data, features, training", *made.work_table)
-    say(*made.notes)
+    prediction = make_plan(shape, options)
+    print_table(prediction.title, *prediction.speed_table)
+    print_table("Data, features, training", *prediction.work_table)
+    say(*prediction.notes)
     if check is not None:
         bench = BenchResult.load(join(check, "bench"))
         print_table("Predicted and measured", *check_table(bench, shape, draft_vocab))
@@ -338,10 +338,10 @@ def bench_ratios(
     loaded = Target.load(target, device=device)
     bench = Bench(loaded, load_head(loaded, head), options, load_head(loaded, poor) if poor else None)
     command = shlex.join(["fledge", *sys.argv[1:]])
-    found = measure_ratios(bench, parts, lambda line: say("  ".join(line.cells)), command)
-    print_table("Other over base", *found.table)
+    ratios = measure_ratios(bench, parts, lambda line: say("  ".join(line.cells)), command)
+    print_table("Other over base", *ratios.table)
     say(*range_note(repeats))
-    found.save(output)
+    ratios.save(output)
     say(f"written: {output}")
 
 
@@ -375,10 +375,10 @@ def tune(
         )
     loaded = Target.load(target, device=device)
     with StageProgress("tune") as progress:
-        found = tune_shapes(loaded, load_head(loaded, head), options, progress.update)
-    print_table("Tree shapes", *found.table)
-    say(*found.verdicts)
-    found.save(output)
+        tuned = tune_shapes(loaded, load_head(loaded, head), options, progress.update)
+    print_table("Tree shapes", *tuned.table)
+    say(*tuned.verdicts)
+    tuned.save(output)
     say(f"written: {output}")
 
 
@@ -387,11 +387,11 @@ def _numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_N
     try:
         return tuple(map(kind, text.rstrip(",").split(","))) if text else ()
     except ValueError as error:
-        raise DataError(f"{option} {text!r} is no list of numbers; write them like 1,2,4") from error
+        raise DataError(f"{option} {text!r} is not a list of numbers; write them like 1,2,4") from error
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not value:
-        raise DataError(f"{option} {text!r} is no pair; write NAME=VALUE")
+        raise DataError(f"{option} {text!r} is not a pair; write NAME=VALUE")
     return name, value

@@ -16,23 +16,23 @@ from fledge.run.folder import Run
 from fledge.train import Acceptance, evaluate
 from fledge.train.compare import compare_heads
 
-_COST_CONTEXT = 512  # tokens of the pool the costs are measured on
+_COST_CONTEXT = 512  # context length at which costs are measured
 
 
-def print_evaluation(run: Run, given: str) -> None:
-    """Acceptance of a head on the run's held-out conversations, and the speed-up it promises here."""
-    head = load_head(run.target, given)
+def print_evaluation(run: Run, head_name: str) -> None:
+    """Print a head's acceptance on the run's held-out conversations, and the speed-up to expect on this machine."""
+    head = load_head(run.target, head_name)
     with StageProgress("evaluate") as progress:
-        found = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, None, progress.update)
-    rows = [("all", found.overall)]
+        result = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, None, progress.update)
+    rows = [("all", result.overall)]
     parts: Mapping[str, Mapping[str, Acceptance]] = {
-        "": found.by_category,
-        "temperature ": found.by_temperature,
-        "context up to ": found.by_context,
+        "": result.by_category,
+        "temperature ": result.by_temperature,
+        "context up to ": result.by_context,
     }
     rows += [(f"{prefix}{name}", part) for prefix, part_of in parts.items() for name, part in part_of.items()]
     print_table(
-        f"Chains of {found.depth} on {found.conversations} held-out conversations",
+        f"Chains of {result.depth} on {result.conversations} held-out conversations",
         ["", "tau", "rounds", "ended by a vocabulary miss", "accepted by depth, %"],
         [
             (
@@ -45,30 +45,30 @@ def print_evaluation(run: Run, given: str) -> None:
             for name, a in rows
         ],
     )
-    if not found.serving:
+    if not result.serving:
         why = "no greedy held-out answers"
-        if "0" in found.by_temperature:
+        if "0" in result.by_temperature:
             limit = run.recipe.evaluate.shape_tokens
             why = f"evaluate.shapes and evaluate.shape_tokens ({limit}) leave no greedy held-out answer to draft"
         say(f"{why}: tau of trees in serving can't be predicted")
         return
-    shapes = {name: TreeShape(*map(int, name.split(","))) for name in found.serving}
+    shapes = {name: TreeShape(*map(int, name.split(","))) for name in result.serving}
     seconds = _round_seconds(run, head, shapes)
     print_table(
         "Predicted in serving: greedy, one request",
         ["depth, topk, nodes", "tau", "a round over a plain step", "speed-up"],
         [
             (name, f"{a.tau:.2f}", f"{seconds[name]:.2f}", f"{a.tau / seconds[name]:.2f}×")
-            for name, a in found.serving.items()
+            for name, a in result.serving.items()
         ],
     )
 
 
 def print_comparison(run: Run, given: tuple[str, str]) -> None:
-    """The second head against the first on the run's held-out conversations."""
+    """Print the second head against the first on the run's held-out conversations."""
     heads = [load_head(run.target, name) for name in given]
     with StageProgress("compare") as progress:
-        found = compare_heads(run.target, heads, run.url("features"), run.recipe.evaluate, progress.update)
+        rows = compare_heads(run.target, heads, run.url("features"), run.recipe.evaluate, progress.update)
     print_table(
         f"Chain tau: A = {given[0]}, B = {given[1]}",
         ["on", "conversations", "A", "B", "B - A, 95 %"],
@@ -80,17 +80,17 @@ def print_comparison(run: Run, given: tuple[str, str]) -> None:
                 f"{d.tau[1]:.3f}",
                 f"{d.low:+.3f} .. {d.high:+.3f}",
             )
-            for d in found
+            for d in rows
         ],
     )
-    overall = found[0]
+    overall = rows[0]
     better = "B" if overall.low > 0 else "A"
     verdict = f"{better} is better" if overall.certain else "these conversations can't tell the heads apart"
     say(verdict)
 
 
 def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dict[str, float]:
-    """A round of each shape, as a multiple of a plain step, measured now."""
+    """Duration of a round of each shape, as a multiple of a plain step, measured now."""
     largest = max(shapes.values(), key=lambda shape: shape.nodes)
     limit = run.target.config.max_position_embeddings
     parts = build_parts(

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Heavy imports happen inside the commands, so that --help is instant."""
+"""The command line: parse, call, print. Heavy imports are inside the commands to keep --help fast."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ Settings = Annotated[
 ]
 RunDir = Annotated[str, typer.Option(help="folder or fsspec URL of the run")]
 InitHead = Annotated[
-    str | None, typer.Option(help="go on training from this head: a folder, or released for the shipped one")
+    str | None,
+    typer.Option(help="continue training this head: a folder, or released for the shipped one"),
 ]
 
 RayAddress = Annotated[
@@ -57,9 +58,9 @@ Actors = Annotated[int, typer.Option(min=1, help="Ray actors")]
 def main() -> None:
     """The entry point: expected errors end in one line and exit code 2, an interrupt in 130."""
     _open_what_is_closed()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that isn't UTF-8 gets ? for what it can't show
+    if isinstance(sys.stdout, io.TextIOWrapper):  # show ? for what the terminal's encoding lacks
         sys.stdout.reconfigure(errors="replace")
-    if os.getpid() == 1:  # in a container, where the system ignores a SIGTERM that nobody handles
+    if os.getpid() == 1:  # in a container, where an unhandled SIGTERM is ignored
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app()
@@ -76,14 +77,14 @@ def common(
     version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what is going on")] = False,
 ) -> None:
-    """What every command shares."""
+    """Options of every command."""
     if version:
         typer.echo(f"fledge {__version__}")
         raise typer.Exit
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("fledge.once").setLevel(logging.INFO)  # what is done once may take minutes in silence
-    if not verbose:  # it logs tracebacks of what it raises as well
+    logging.getLogger("fledge.once").setLevel(logging.INFO)  # one-time work may take minutes
+    if not verbose:  # it also logs tracebacks of exceptions
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
@@ -327,15 +328,15 @@ def _run(
     ray: str | None = None,
     actors: int = 2,
 ) -> Run:
-    """The run that the arguments describe: a recipe first, if the first of them isn't a setting."""
+    """The run described by the arguments: first a recipe, unless the first one is a setting."""
     from fledge.data.ray_map import RayOptions
     from fledge.run.folder import Run
     from fledge.run.recipe import load_recipe
 
     words = list(settings or [])
-    named = bool(words) and "=" not in words[0]
-    source = words.pop(0) if named else _own_recipe(run_dir)
-    if words and not named:
+    has_recipe = bool(words) and "=" not in words[0]
+    source = words.pop(0) if has_recipe else _own_recipe(run_dir)
+    if words and not has_recipe:
         small = ", a small one" if source == "demo" else ""
         typer.echo(f"no recipe was named: these settings change the recipe {source}{small}", err=True)
     recipe = load_recipe(source, [*words, *(extra or [])])
@@ -346,16 +347,16 @@ def _run(
 
 
 def _own_recipe(run_dir: str) -> str:
-    """The recipe the run was made with so far; the demo's for a new one."""
+    """The recipe the run was made with; the demo's for a new run."""
     from fledge.base.storage import exists, join
     from fledge.run.recipe import RECIPE_NAME
 
-    own = join(run_dir, RECIPE_NAME)
-    return own if exists(own) else "demo"
+    saved = join(run_dir, RECIPE_NAME)
+    return saved if exists(saved) else "demo"
 
 
 def _open_what_is_closed() -> None:
-    """Let standard streams that were closed (`>&-`) lead nowhere; lowest first, so that each gets its own number."""
+    """Reopen closed standard streams (`>&-`) on /dev/null; lowest first, so that each gets its own number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""The commands that serve a target and hand its head on: `serve`, `export`, `import`, `doctor`, `deploy`."""
+"""The commands that serve a target and publish its head: `serve`, `export`, `import`, `doctor`, `deploy`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def serve(
     reasoning_parser: Annotated[
         str | None,
         typer.Option(
-            help="qwen3 or deepseek_r1: hand over what stands between <think> tags as reasoning; with "
+            help="qwen3 or deepseek_r1: return the text between <think> tags as reasoning; with "
             "deepseek_r1 an answer begins with it even without a tag"
         ),
     ] = None,
@@ -241,7 +241,7 @@ def _tree(text: str | None, head: str | None) -> TreeShape | None:
 
 
 def _refuse_unused(context: typer.Context, engine: str) -> None:
-    """An option of one engine given to another would be ignored: say so instead."""
+    """Raise an error for options of another engine, which would be ignored."""
     for name in _given(context):
         if name in _COMMON_OPTIONS:
             continue
@@ -253,7 +253,7 @@ def _refuse_unused(context: typer.Context, engine: str) -> None:
 
 
 def _given(context: typer.Context) -> list[str]:
-    """The parameters that the user gave, by name."""
+    """Names of the parameters that the user set."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return sorted(name for name, source in sources.items() if source and source.name != "DEFAULT")
 

@@ -1,4 +1,4 @@
-"""`fledge template TARGET`: each shape of conversation as ids, trained tokens coloured, and whether serving agrees."""
+"""`fledge template TARGET`: each conversation shape as ids, trained tokens coloured, and whether serving agrees."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MEANING = {
     "refused": "refused by the template",
     "different": "DIFFERENT",
 }
-_TRAINED = ("bold green", "bold bright_green")  # alternate, so that neighbouring tokens can be told apart
+_TRAINED = ("bold green", "bold bright_green")  # alternate, so that adjacent tokens are distinguishable
 _GIVEN = ("dim", "dim italic")
 _LONGEST_CHARACTER = 6  # tokens
 
 
 def show_template(spec: str, options: Mapping[str, Any], *, show_ids: bool) -> bool:
-    """Print everything; True if training and serving agree on every shape. `options`: of the template."""
+    """Print everything; True if training and serving agree on every shape. `options`: for the template."""
     target = Target.load(spec, chat_template_kwargs=options)
     checked = check_template(target)
     colour = console.color_system is not None
@@ -41,7 +41,7 @@ def show_template(spec: str, options: Mapping[str, Any], *, show_ids: bool) -> b
 
 
 def render(target: Target, sample: Conversation, *, show_ids: bool, colour: bool) -> Text:
-    """A sample's tokens; without colour, trained runs stand between « and »."""
+    """A sample's tokens; without colour, trained runs are enclosed in « and »."""
     text = Text()
     previous = False
     for number, (piece, trained) in enumerate(_pieces(target, sample, show_ids)):
@@ -55,7 +55,7 @@ def render(target: Target, sample: Conversation, *, show_ids: bool, colour: bool
 
 
 def _pieces(target: Target, sample: Conversation, show_ids: bool) -> Iterator[tuple[str, bool]]:
-    """Text and mask of each token; tokens that hold parts of one character are shown together."""
+    """Text and mask of each token; tokens that share a character are shown together."""
     held: list[int] = []
     for position, (token, trained) in enumerate(zip(sample.token_ids, sample.loss_mask, strict=True)):
         held.append(token)

@@ -1,4 +1,4 @@
-"""The data card: what the training data is made of, for people who have to sign for it. No text of any record.
+"""The data card: what the training data consists of, for the people who approve it. It contains no record's text.
 
 data-card.md     for reading
 data-card.json   the same figures
@@ -42,7 +42,7 @@ def make_card(
 
     Args:
         draft_vocabulary: target ids the head can propose, for its coverage.
-        privacy: what the privacy filter found and did, as it tells.
+        privacy: counts of what the privacy filter found and did.
 
     Raises:
         DataError: the selection from the sources isn't finished.
@@ -50,8 +50,8 @@ def make_card(
     selection = read_selection(prompts_url)
     if not selection and _made_from(prompts_url).get(
         "prompts.sources"
-    ):  # or it would look like the target's own
-        raise DataError(f"the prompts in {prompts_url} aren't finished; run `fledge prompts` again to go on")
+    ):  # otherwise they would count as written by the target
+        raise DataError(f"the prompts in {prompts_url} aren't finished; run `fledge prompts` again to resume")
     summary = prompt_summary(prompts_url)
     words = Counter(_bin(len(" ".join(p.turns).split())) for p in read_prompts(prompts_url))
     turns = Counter(len(prompt.turns) for prompt in read_prompts(prompts_url))
@@ -89,18 +89,18 @@ def make_card(
 
 
 def privacy_counts(prompts_url: str, conversations_url: str) -> dict[str, Any]:
-    """What the privacy filter found and did, in counts, for `make_card`; empty where there was none."""
+    """Counts of what the privacy filter found and did, for `make_card`; empty without a filter."""
     places = {
         "prompts": [prompts_url, *pool_urls(prompts_url)],
         "traffic": [traffic_url(prompts_url)],
         "answers": [conversations_url],
     }
-    found = {name: read_audit(*urls) for name, urls in places.items()}
-    return {name: audit.to_dict() for name, audit in found.items() if audit.scanned}
+    audits = {name: read_audit(*urls) for name, urls in places.items()}
+    return {name: audit.to_dict() for name, audit in audits.items() if audit.scanned}
 
 
 def write_card(folder: str, card: Mapping[str, Any]) -> str:
-    """Write both forms into a folder; returns where the Markdown lies."""
+    """Write both forms into a folder; returns the path of the Markdown file."""
     storage.write_json(join(folder, f"{CARD_NAME}.json"), card)
     place = join(folder, f"{CARD_NAME}.md")
     storage.write_atomic(place, render_card(card).encode())
@@ -110,7 +110,7 @@ def write_card(folder: str, card: Mapping[str, Any]) -> str:
 def render_card(card: Mapping[str, Any]) -> str:
     """The card as Markdown."""
     prompts = card["prompts"]
-    parts = ["# Data card\n", "What this head was, or will be, trained on. No record's text stands here.\n"]
+    parts = ["# Data card\n", "What this head was, or will be, trained on. It contains no record's text.\n"]
     parts.append("## Sources and terms\n")
     keys = ("name", "kind", "shape", "licence", "terms_declared_by", "rows", "fit", "chosen")
     rows = [[source[key] for key in keys] for source in card["sources"]]
@@ -128,8 +128,8 @@ def render_card(card: Mapping[str, Any]) -> str:
     parts.append(_counts("file", card["contamination"]))
     if card["distance_to_traffic"]:
         parts.append("## Distance to traffic\n\nJensen-Shannon distance of hashed n-grams, 0 is the same:\n")
-        found = card["distance_to_traffic"].items()
-        rows = [[name, d["traffic"], d["chosen"], d["before"], d["after"]] for name, d in found]
+        distances = card["distance_to_traffic"].items()
+        rows = [[name, d["traffic"], d["chosen"], d["before"], d["after"]] for name, d in distances]
         parts.append(_table(["workload", "traffic prompts", "chosen", "before", "after"], rows))
     if card["privacy"]:
         parts.append("## Private data found and treated\n")
@@ -145,8 +145,8 @@ def render_card(card: Mapping[str, Any]) -> str:
 
 
 def _conversations(url: str, draft_vocabulary: Sequence[int] | None) -> dict[str, Any]:
-    found = conversation_statistics(url)
-    known = frozenset(draft_vocabulary or ())
+    statistics = conversation_statistics(url)
+    proposable = frozenset(draft_vocabulary or ())
     prompt_tokens: Counter[str] = Counter()
     answer_tokens: Counter[str] = Counter()
     inside = 0
@@ -155,21 +155,21 @@ def _conversations(url: str, draft_vocabulary: Sequence[int] | None) -> dict[str
         answer_tokens[_bin(generated)] += 1
         prompt_tokens[_bin(len(conversation.token_ids) - generated)] += 1
         pairs = zip(conversation.token_ids, conversation.loss_mask, strict=True)
-        inside += sum(token in known for token, own in pairs if own)
+        inside += sum(token in proposable for token, generated in pairs if generated)
     return {
-        "conversations": found.conversations,
-        "held_out": found.heldout,
-        "prompts_answered": found.prompts,
+        "conversations": statistics.conversations,
+        "held_out": statistics.heldout,
+        "prompts_answered": statistics.prompts,
         "rejected_or_ended_early": conversation_rejects(url),
-        "answers": found.turns,
-        "generated_tokens": found.supervised_tokens,
-        "reasoning_tokens": found.reasoning_tokens,
-        "finish_reasons": found.finish_reasons,
-        "temperatures": {str(t): count for t, count in found.temperatures.items()},
+        "answers": statistics.turns,
+        "generated_tokens": statistics.supervised_tokens,
+        "reasoning_tokens": statistics.reasoning_tokens,
+        "finish_reasons": statistics.finish_reasons,
+        "temperatures": {str(t): count for t, count in statistics.temperatures.items()},
         "tokens_given": _ordered(prompt_tokens),
         "tokens_generated": _ordered(answer_tokens),
-        "draft_vocabulary": len(known) or None,
-        "draft_vocabulary_coverage": round(inside / found.supervised_tokens, 4) if known else None,
+        "draft_vocabulary": len(proposable) or None,
+        "draft_vocabulary_coverage": round(inside / statistics.supervised_tokens, 4) if proposable else None,
     }
 
 
@@ -200,13 +200,13 @@ def _made_from(url: str) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"fledge": __version__, "python": platform.python_version()}
+    versions = {"fledge": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _bin(count: int) -> str:

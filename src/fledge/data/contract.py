@@ -1,11 +1,11 @@
-"""The template contract: what training sees is what serving will see, for every shape a conversation can have.
+"""The template contract: for every shape of conversation, training sees the same ids that serving will see.
 
-Each shape goes through the very code of the `respond` stage, with set answers in the target's place:
+Each shape runs through the code of the `respond` stage itself, with fixed answers instead of the target's:
 
-    training   the ids a job asks the target to continue, and the sample it makes of the answers
-    serving    the tokenizer's own rendering of the same messages, as servers do it
+    training   the ids a job gives the target to continue, and the sample it builds from the answers
+    serving    the tokenizer's own rendering of the same messages, as in servers
 
-and the two must be the same ids. Where a template rewrites history the job makes a sample per turn, which is fine.
+The ids must be equal. If a template rewrites history, the job makes one sample per turn, which is fine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RESULT = {"role": "tool", "name": "add_numbers", "tool_call_id": "call00001", "
 
 @dataclass(frozen=True)
 class Shape:
-    """A conversation to try."""
+    """A conversation to check."""
 
     name: str
     questions: tuple[str, ...]
@@ -66,7 +66,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Checked:
-    """How one shape fared."""
+    """The result for one shape."""
 
     name: str
     status: Status
@@ -75,7 +75,7 @@ class Checked:
 
 
 def check_template(target: Target) -> list[Checked]:
-    """Every shape, tool turns last.
+    """Check every shape, tool turns last.
 
     Raises:
         TargetError: the target has no chat template.
@@ -85,20 +85,20 @@ def check_template(target: Target) -> list[Checked]:
 
 
 def notes(target: Target) -> list[str]:
-    """What else there is to know about the template."""
+    """Other properties of the template worth knowing."""
     template = str(target.tokenizer.chat_template or "")
-    found = []
+    remarks = []
     if "strftime_now" in template or "date_string" in template:
-        found.append(
-            "the template writes today's date: training holds the days the answers were made, serving its own"
+        remarks.append(
+            "the template writes today's date: training has the dates of the answers, serving the current one"
         )
     if target.chat.reply_end_id is None:
-        found.append("the template doesn't close a reply with a special token: the end of text ends a turn")
-    return found
+        remarks.append("the template doesn't close a reply with a special token: the end of text ends a turn")
+    return remarks
 
 
 def check_shape(target: Target, shape: Shape) -> Checked:
-    """One conversation through the respond stage's code, against serving's rendering."""
+    """Run one conversation through the respond stage's code and compare it with serving's rendering."""
     options = RespondOptions(temperatures={0.0: 1.0}, max_prompt_tokens=10**6)
     prompt = Prompt("contract", "contract", "", list(shape.questions), 0, "", shape.system)
     job = DialogueJobs(target, options).job(prompt)
@@ -107,15 +107,16 @@ def check_shape(target: Target, shape: Shape) -> Checked:
     )
     turn = 0
     try:
-        wanted = next(job)
+        request = next(job)
         while True:
             messages.append({"role": "user", "content": shape.questions[turn]})
-            if (problem := _difference(target, wanted.prompt_ids, serving_ids(target, messages))) is not None:
+            problem = _difference(target, request.prompt_ids, serving_ids(target, messages))
+            if problem is not None:
                 return Checked(shape.name, "different", f"turn {turn + 1}: {problem}")
-            answer = _answer(target, shape.answers[turn], wanted.prompt_ids)
+            answer = _answer(target, shape.answers[turn], request.prompt_ids)
             messages.append({"role": "assistant", "content": as_sent_back(shape.answers[turn])})
             turn += 1
-            wanted = job.send(answer)
+            request = job.send(answer)
     except StopIteration as stop:
         samples = stop.value.conversations
     except TargetError as error:
@@ -133,7 +134,7 @@ def check_shape(target: Target, shape: Shape) -> Checked:
 
 
 def check_tools(target: Target) -> Checked:
-    """A tool call and its result: not trained on from sources, but rendered by serving; the ids must agree."""
+    """A tool call and its result: tool turns of sources aren't trained on, but serving renders them."""
     name = "tool turns"
     if not target.chat.shows_calls:
         return Checked(name, "ignored", "the template has no tool turns")
@@ -147,7 +148,7 @@ def check_tools(target: Target) -> Checked:
 
 
 def serving_ids(target: Target, messages: Sequence[dict[str, Any]]) -> list[int]:
-    """The ids a server makes of messages: the tokenizer's own rendering and encoding in one step."""
+    """The ids a server produces for messages: the tokenizer renders and encodes in one step."""
     ids = target.tokenizer.apply_chat_template(
         [dict(message) for message in target.chat.given(messages)],
         tokenize=True,
@@ -158,13 +159,13 @@ def serving_ids(target: Target, messages: Sequence[dict[str, Any]]) -> list[int]
     return list(ids)
 
 
-def _answer(target: Target, text: str, asked: Sequence[int]) -> Completion:
+def _answer(target: Target, text: str, prompt_ids: Sequence[int]) -> Completion:
     ids = _ended(target, text)
-    return Completion(text, ids, list(asked), "stop", no_stats(len(ids)))
+    return Completion(text, ids, list(prompt_ids), "stop", no_stats(len(ids)))
 
 
 def _ended(target: Target, text: str) -> list[int]:
-    """The ids of an answer with its end."""
+    """The ids of an answer including its end."""
     end = target.chat.reply_end_id
     return [*encode_plain(target, text), target.tokenizer.eos_token_id if end is None else end]
 
@@ -178,11 +179,11 @@ def _difference(target: Target, training: Sequence[int], serving: Sequence[int])
     )
     around = slice(max(0, first - 2), first + 3)
     shown = [repr(decode_all(target, list(ids[around]))) for ids in (training, serving)]
-    return f"training and serving part at token {first}: {shown[0]} against {shown[1]}"
+    return f"training and serving differ from token {first}: {shown[0]} against {shown[1]}"
 
 
 def _mask_problem(target: Target, shape: Shape, samples: Sequence[Conversation]) -> str | None:
-    """The masked ids must be the answers with their ends, nothing more and nothing less."""
-    wanted = [token for answer in shape.answers for token in _ended(target, answer)]
-    found = [t for s in samples for t, own in zip(s.token_ids, s.loss_mask, strict=True) if own]
-    return None if found == wanted else "the mask doesn't cover exactly what the target generates"
+    """The masked ids must be exactly the answers with their ends."""
+    expected = [token for answer in shape.answers for token in _ended(target, answer)]
+    masked = [t for s in samples for t, generated in zip(s.token_ids, s.loss_mask, strict=True) if generated]
+    return None if masked == expected else "the mask doesn't cover exactly what the target generates"

@@ -1,7 +1,7 @@
-"""One prompt's conversation with the target: each user turn is answered, on top of the ids that are there already.
+"""One prompt's conversation with the target: each user turn is answered, appended to the existing ids.
 
 prompt ids | answer 1 | next turn's ids | answer 2 | ...        one sample
-where the template rewrites history (drops thinking, trims):    a sample per turn, each as serving renders it
+if the template rewrites history (drops thinking, trims):    a sample per turn, each as serving renders it
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fledge.target.chat import Message
 _USER_LIMITS = Limits(min_words=2)  # "Why not?" is a fine second turn
 
 
-AnswerScan = Callable[[str], Treated]  # what the privacy filter says of a text of the target
+AnswerScan = Callable[[str], Treated]  # the privacy filter's result for a text of the target
 
 
 class DialogueJobs:
-    """Makes the job that turns a prompt into conversations. Everything drawn depends on the prompt's id alone."""
+    """Makes the job that turns a prompt into conversations. All randomness depends on the prompt's id alone."""
 
     def __init__(self, target: Target, options: RespondOptions, scan: AnswerScan | None = None) -> None:
         self._target = target
@@ -40,7 +40,7 @@ class DialogueJobs:
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
 
     def job(self, prompt: Prompt) -> Job[Answered]:
-        """The conversations, or the reason why there are none: `too_long`, or what the scan or the server said."""
+        """The conversations, or why there are none: `too_long`, or the reason of the scan or the server."""
         samples: list[_Sample] = []
         reason: str | None = None
         audit = Audit()
@@ -63,19 +63,19 @@ class DialogueJobs:
         messages: list[Message] = [{"role": "user", "content": prompt.turns[0]}]
         if prompt.system is not None:
             messages.insert(0, {"role": "system", "content": prompt.system})
-        asked = chat.prompt_ids(messages)
-        if len(asked) > options.max_prompt_tokens:
+        turn_ids = chat.prompt_ids(messages)
+        if len(turn_ids) > options.max_prompt_tokens:
             return "too_long"
         samples.append(_Sample(turn=1))
         wants_second = unit_interval(options.seed, "second", prompt.prompt_id) < options.second_turn
         turn = 1
         while True:
-            answer = yield self._answer(prompt, [*samples[-1].token_ids, *asked], turn)
+            answer = yield self._answer(prompt, [*samples[-1].token_ids, *turn_ids], turn)
             text = decode_all(self._target, answer.token_ids[:-1])
             refused = self._refused(answer.text, audit)
             if refused is not None:
                 return refused
-            samples[-1].add(self._target, asked, answer)
+            samples[-1].add(self._target, turn_ids, answer)
             turn += 1
             if answer.finish_reason != "stop":
                 return None
@@ -98,16 +98,16 @@ class DialogueJobs:
             between = next_turn_ids(self._target, messages, question)
             before = samples[-1].token_ids
             if between is not None and keeps_history(self._target, history, [*before, *between]):
-                asked = between
+                turn_ids = between
             else:
-                before, asked = [], chat.prompt_ids(history)
+                before, turn_ids = [], chat.prompt_ids(history)
                 samples.append(_Sample(turn=turn))
-            if len(before) + len(asked) > options.max_prompt_tokens:
+            if len(before) + len(turn_ids) > options.max_prompt_tokens:
                 return None
             messages = history
 
     def _refused(self, text: str, audit: Audit) -> str | None:
-        """Why a text of the target may not be kept, or None."""
+        """Why a text of the target must be rejected, or None."""
         if self._scan is None:
             return None
         scanned = self._scan(text)
@@ -135,7 +135,7 @@ class DialogueJobs:
 
     def _temperature(self, prompt: Prompt) -> float:
         options = self._options
-        shares = dict(sorted(options.temperatures.items()))  # in whatever order the recipe names them
+        shares = dict(sorted(options.temperatures.items()))  # independent of the order in the recipe
         return pick(shares, unit_interval(options.seed, "temperature", prompt.prompt_id))
 
     def _answer(self, prompt: Prompt, ids: list[int], turn: int) -> Generation:
@@ -151,7 +151,7 @@ class DialogueJobs:
     def _synthesised_turn(
         self, prompt: Prompt, messages: Sequence[Message], ids: list[int]
     ) -> Job[str | None]:
-        """A second user turn as the target writes it; None where the template has no place for it, or it is unfit."""
+        """A second user turn written by the target; None if the template has no place for it or it is unfit."""
         options, target = self._options, self._target
         start = next_user_start(target, messages)
         if start is None or len(ids) + len(start) > options.max_prompt_tokens:
@@ -170,10 +170,10 @@ class DialogueJobs:
 
 
 class _Sample:
-    """Ids of a conversation as it grows."""
+    """Ids of a growing conversation."""
 
     def __init__(self, turn: int) -> None:
-        self.turn = turn  # the first it answers
+        self.turn = turn  # the first turn it answers
         self.token_ids: list[int] = []
         self.loss_mask: list[bool] = []
         self.turn_starts: list[int] = []
@@ -184,9 +184,9 @@ class _Sample:
     def answers(self) -> int:
         return len(self.turn_starts) // 2
 
-    def add(self, target: Target, asked: Sequence[int], answer: Completion) -> None:
-        self.reasoning_tokens += reasoning_length(target, asked, answer.token_ids)
-        for ids, generated in ((asked, False), (answer.token_ids, True)):
+    def add(self, target: Target, turn_ids: Sequence[int], answer: Completion) -> None:
+        self.reasoning_tokens += reasoning_length(target, turn_ids, answer.token_ids)
+        for ids, generated in ((turn_ids, False), (answer.token_ids, True)):
             self.turn_starts.append(len(self.token_ids))
             self.token_ids += ids
             self.loss_mask += [generated] * len(ids)

@@ -1,4 +1,4 @@
-"""What makes a text unfit as a user's prompt. Every filter returns a reason, or None for a text that may stay."""
+"""What makes a text unfit as a user's prompt. Every filter returns a reason, or None if the text passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# A turn that answers itself or goes on as somebody else.
+# A turn that answers itself or continues as another speaker.
 _ANSWERED = re.compile(
     r"^\s*(?:#{2,4}\s*)?(?:A|(?:Answer|Solution|Response|Assistant|AI|Bot|System|User|Human|ANSWER|SOLUTION))\s*:"
     r"|^#### |^(?:So,? )?[Tt]he answer is\b"
@@ -17,8 +17,8 @@ _ANSWERED = re.compile(
     r"|^I(?:'ve| have)? (?:made|changed) (?:the following|some|a few|a couple|a lot|several)\b",
     re.MULTILINE,
 )
-# A user turn that is an assistant's refusal: a row whose roles were mixed up, or a prompt that was refused before.
-# It says what it won't do for somebody: "I'm unable to install numpy, can you help?" is a user's own.
+# A user turn that is an assistant's refusal: the row's roles are mixed up, or an earlier prompt was refused.
+# It refuses a request; "I'm unable to install numpy, can you help?" is a real user turn.
 _REFUSAL = re.compile(
     r"^\s*(?:(?:(?:I['’]m|I am) (?:very |so |truly )?)?(?:sorry|unfortunately|I apologi[sz]e)\b.{0,80}\b)?"
     r"I(?:['’]m| am)? (?:can['’]t|cannot|won['’]t|unable to|not able to) (?:\w+ly )?"
@@ -33,15 +33,15 @@ _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])\w)+"
 )
 _WHITE = str.maketrans("", "", "\n\r\t")
-_LONGEST_WORD = 45  # letters; longer ones are hashes, keys, paths or glued text
-_GLUED = 0.7  # most of a text that such words may make
+_LONGEST_WORD = 45  # letters; longer words are hashes, keys, paths or glued text
+_GLUED = 0.7  # largest share of a text in such words
 _LETTERS = 0.5  # least share of letters with their marks, digits and spaces
 _SCRIPTS = 2  # more scripts than this besides Latin in one prompt are noise
 _SCRIPT_OF = {
     **dict.fromkeys(("LATIN", "MICRO", "MASCULINE", "FEMININE", "MODIFIER"), None),
     **dict.fromkeys(("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"), "CJK"),
 }
-_LOOP_WORDS = 16  # shorter texts can't be told from a list
+_LOOP_WORDS = 16  # shorter texts can't be distinguished from a list
 _LOOP_DISTINCT = 0.6  # least share of distinct 4-grams
 _SAME_IN_A_ROW = 5  # "no no no no no"
 
@@ -60,23 +60,23 @@ def words(text: str) -> list[str]:
 
 
 def reject_reason(text: str, limits: Limits, special_tokens: Iterable[str] = ()) -> str | None:
-    """The first reason to reject a text on its own: length, template, noise, loop or answered."""
-    found = words(text)
-    if len(found) < limits.min_words:
+    """The first reason to reject a text by itself: length, template, noise, loop or answered."""
+    text_words = words(text)
+    if len(text_words) < limits.min_words:
         return "too_short"
-    if reason := _form_reason(text, found, limits, special_tokens):
+    if reason := _form_reason(text, text_words, limits, special_tokens):
         return reason
     return "answered" if _ANSWERED.search(text) else None
 
 
 def foreign_reason(turns: Sequence[str], limits: Limits, special_tokens: Iterable[str] = ()) -> str | None:
-    """The first reason to reject a conversation that people wrote: as above, but they may well write "Answer:"."""
+    """The first reason to reject a human-written conversation: as above, but it may contain "Answer:"."""
     tokens = tuple(special_tokens)
     for number, text in enumerate(turns):
-        found = words(text)
-        if (number == 0 and len(found) < limits.min_words) or not found:
+        text_words = words(text)
+        if (number == 0 and len(text_words) < limits.min_words) or not text_words:
             return "too_short"
-        if reason := _form_reason(text, found, limits, tokens):
+        if reason := _form_reason(text, text_words, limits, tokens):
             return reason
         if _REFUSAL.search(text[:200]):
             return "refusal"
@@ -84,31 +84,31 @@ def foreign_reason(turns: Sequence[str], limits: Limits, special_tokens: Iterabl
 
 
 def _form_reason(
-    text: str, found: Sequence[str], limits: Limits, special_tokens: Iterable[str]
+    text: str, text_words: Sequence[str], limits: Limits, special_tokens: Iterable[str]
 ) -> str | None:
-    """What is wrong with a text of any origin whose words are `found`: too long, template, noise or loop."""
-    if len(found) > limits.max_words:
+    """What is wrong with a text of any origin: too long, template, noise or loop."""
+    if len(text_words) > limits.max_words:
         return "too_long"
     if has_template_text(text, special_tokens):
         return "template"
-    if is_noise(text, found):
+    if is_noise(text, text_words):
         return "noise"
-    return "loop" if is_loop(found) else None
+    return "loop" if is_loop(text_words) else None
 
 
 def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
-    """Whether pieces of a chat template leaked into the text."""
+    """Whether chat template markup leaked into the text."""
     return _BAR.search(text) is not None or any(token in text for token in special_tokens)
 
 
-def is_noise(text: str, found: Sequence[str]) -> bool:
+def is_noise(text: str, text_words: Sequence[str]) -> bool:
     """Whether characters or words look like no language: unprintable, mostly symbols, glued, or mixed scripts."""
     if not _is_plain_ascii(text) and any(_is_unprintable(character) for character in text):
         return True
     plain = sum(character.isalnum() or character.isspace() or _is_mark(character) for character in text)
     if plain < _LETTERS * len(text):
         return True
-    if sum(len(word) for word in found if len(word) > _LONGEST_WORD) > _GLUED * len(text):
+    if sum(len(word) for word in text_words if len(word) > _LONGEST_WORD) > _GLUED * len(text):
         return True
     if text.isascii():
         return False
@@ -116,16 +116,16 @@ def is_noise(text: str, found: Sequence[str]) -> bool:
     return len(scripts) > _SCRIPTS
 
 
-def is_loop(found: Sequence[str]) -> bool:
-    """Whether the text repeats itself, as a small target does when it loses the thread."""
+def is_loop(text_words: Sequence[str]) -> bool:
+    """Whether the text repeats itself, as a small target does when it degenerates."""
     run = 1
-    for before, word in itertools.pairwise(found):
+    for before, word in itertools.pairwise(text_words):
         run = run + 1 if word == before and any(map(str.isalpha, word)) else 1  # not 1 1 1, not ___ ___ ___
         if run >= _SAME_IN_A_ROW:
             return True
-    if len(found) < _LOOP_WORDS:
+    if len(text_words) < _LOOP_WORDS:
         return False
-    grams = Counter(zip(found, found[1:], found[2:], found[3:], strict=False))
+    grams = Counter(zip(text_words, text_words[1:], text_words[2:], text_words[3:], strict=False))
     return len(grams) < _LOOP_DISTINCT * grams.total()
 
 
@@ -140,12 +140,12 @@ def _is_unprintable(character: str) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Whether it is a vowel sign, as a third of Burmese is; not the accents that are heaped on letters for fun."""
+    """Whether it is a vowel sign, as a third of Burmese is; not the accents stacked on letters for fun."""
     return character > "\u036f" and unicodedata.category(character).startswith("M")
 
 
 def _script(character: str) -> str | None:
-    """A letter's script, by the first word of its Unicode name; Latin for speed's sake known at once."""
+    """A letter's script, by the first word of its Unicode name; Latin is special-cased for speed."""
     if character < "\x80" or not character.isalpha():
         return None
     plain = unicodedata.normalize("NFKC", character)[0]  # ℝ and ⁿ are Latin letters, not scripts of their own

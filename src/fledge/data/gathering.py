@@ -1,9 +1,9 @@
-"""From a source's rows to its pool: treated, filtered, checked against evaluation files, written in shards.
+"""From a source's rows to its pool: privacy treatment, filters, evaluation overlap, written in shards.
 
 source ──► batches of rows ──► examine() ──► pool/NAME/prompts-00000.parquet
                                   │          pool/NAME/rejects/...           reasons, never texts
            in this process, ──────┘
-           in several, or in Ray actors: a row's fate depends on that row alone
+           in several, or in Ray actors: a row's result depends on that row alone
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fledge.data.sources import Record, Source, Unusable
 from fledge.data.sources.opening import DEFAULT_CATEGORY
 
 Row = Record | Unusable
-_CATEGORIES = 1024  # remembered
+_CATEGORIES = 1024  # cached
 
 
 class Treatment(Protocol):
-    """What the privacy filter offers to this stage. It must give the same result for the same texts and key."""
+    """The part of the privacy filter this stage uses. It must give the same result for the same texts and key."""
 
     def treat(self, conversation: Sequence[str], key: str, /) -> Treated:
-        """Drop, redact or replace what is private; texts of one `key` are one conversation."""
+        """Drop, redact or replace private data; texts with one `key` form one conversation."""
         ...
 
 
 @dataclass(frozen=True)
 class ExaminerSettings:
-    """Everything an examiner is made from, so that another process can make the same one."""
+    """Everything an examiner is built from, so that another process can build the same one."""
 
     options: PromptOptions
     special_tokens: tuple[str, ...]
@@ -49,7 +49,7 @@ class ExaminerSettings:
 
 @dataclass(frozen=True)
 class Batch:
-    """Neighbouring rows of one source."""
+    """Consecutive rows of one source."""
 
     rows: list[Row]
     source: str
@@ -58,15 +58,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Examined:
-    """A batch's fate, in the rows' order."""
+    """A batch's results, in the rows' order."""
 
     prompts: list[Prompt]
     rejects: list[Reject]
-    audit: Audit | None  # of the privacy filter, if there is one
+    audit: Audit | None  # of the privacy filter, if any
 
 
 class Examiner:
-    """Decides about rows one by one. Texts are treated first: nothing after that sees what was removed."""
+    """Examines rows one by one. Texts are treated first, so later steps never see what was removed."""
 
     def __init__(self, settings: ExaminerSettings) -> None:
         options = settings.options
@@ -81,16 +81,16 @@ class Examiner:
 
     def examine(self, batch: Batch) -> Examined:
         """Prompts and rejects of a batch."""
-        found = Examined([], [], Audit() if self._treatment is not None else None)
+        examined = Examined([], [], Audit() if self._treatment is not None else None)
         for row in batch.rows:
-            judged = self._judge(row, batch.source, batch.licence, found.audit)
-            if isinstance(judged, Prompt):
-                found.prompts.append(judged)
+            result = self._examine_row(row, batch.source, batch.licence, examined.audit)
+            if isinstance(result, Prompt):
+                examined.prompts.append(result)
             else:
-                found.rejects.append(judged)
-        return found
+                examined.rejects.append(result)
+        return examined
 
-    def _judge(self, row: Row, source: str, licence: str, audit: Audit | None) -> Prompt | Reject:
+    def _examine_row(self, row: Row, source: str, licence: str, audit: Audit | None) -> Prompt | Reject:
         if isinstance(row, Unusable):
             return Reject(row.row, "", row.reason, "")
         row = replace(row, category=self._category(row.category))
@@ -101,14 +101,14 @@ class Examiner:
             treated = self._treatment.treat(texts, f"{source}:{row.row}")
             if audit is not None:
                 audit.add(treated)
-            if treated.turns is None:  # without a hash: a short text can be guessed and tried
+            if treated.turns is None:  # without a hash: a short text could be guessed
                 return Reject(row.row, row.category, f"private_{treated.reason or 'data'}", "")
             texts = tuple(treated.turns)
         turns = texts[: len(row.turns)]
         system = texts[-1] if row.system else None
         reason = foreign_reason(turns, self._limits, self._special_tokens)
         if reason is None and system is not None and has_template_text(system, self._special_tokens):
-            reason = "template"  # its tokens would become turns of the conversation
+            reason = "template"  # its tokens would be read as turns
         if reason is None and not all(map(self._language.accepts, turns)):
             reason = "language"
         if reason is not None:
@@ -116,12 +116,12 @@ class Examiner:
         for file, index in self._evaluation.items():
             if any(turn in index for turn in turns):
                 return self._reject(row, turns, "evaluation", file)
-        # The id covers the system prompt: the same question under another one is another prompt.
+        # The id covers the system prompt: the same question with another one is a different prompt.
         name = text_id([*((system,) if system else ()), *turns])
         return Prompt(name, source, row.category, list(turns), row.row, licence, system)
 
     def _treated_category(self, category: str) -> str:
-        """A row names its workload in its own words: one with private data in it isn't used."""
+        """Treat a row's category, which is free text: one with private data isn't used."""
         if self._treatment is None:
             return category
         treated = self._treatment.treat([category], category)
@@ -133,31 +133,31 @@ class Examiner:
         return Reject(row.row, row.category, reason, salted_hash(self._salt, "\x1f".join(turns)), detail)
 
 
-# Maps batches to their fate, in order.
+# Maps batches to their results, in order.
 ExamineAll = Callable[[Iterable[Batch]], Iterator[Examined]]
 
 
 def examine_here(settings: ExaminerSettings) -> ExamineAll:
-    """One batch after the other in this process."""
+    """Examine batches sequentially in this process."""
     return lambda batches: map(examiner(settings), batches)
 
 
 def examine_in_processes(settings: ExaminerSettings, processes: int) -> ExamineAll:
-    """Several batches at once, each in a process of its own; results come in the batches' order."""
+    """Examine several batches at once, each in its own process; results come in the batches' order."""
     return lambda batches: map_in_processes(partial(examiner, settings), batches, processes)
 
 
 def examiner(settings: ExaminerSettings) -> Callable[[Batch], Examined]:
-    """What examines a batch."""
+    """A function that examines a batch."""
     return Examiner(settings).examine
 
 
 def gather(
     source: Source, url: str, examine: ExamineAll, shard_size: int, progress: Callable[[int], None]
 ) -> None:
-    """Fill a source's pool folder, or go on where an earlier call stopped. A shard is `shard_size` rows.
+    """Fill a source's pool folder, or resume an earlier call. A shard is `shard_size` rows.
 
-    `progress` is told how many rows are done.
+    `progress` is called with the number of rows done.
     """
     writer = PromptWriter(url)
     if writer.finished:

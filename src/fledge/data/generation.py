@@ -1,10 +1,10 @@
-"""Keeps the engine full while jobs that may need several generations are answered in order.
+"""Keeps the engine full while running jobs that may need several generations each; results come in order.
 
 A job is a Python generator: it yields a `Generation`, gets the finished `Completion` back, and returns its result.
 
     jobs     0 1 2 3 4 5 6 ...        submitted as room appears, whatever shard they belong to
-    engine   [2 3 5 6]                a straggler (2) holds nobody up
-    results  0 1 | 2 ...              handed on in order, so that shards come out the same in any batch
+    engine   [2 3 5 6]                a straggler (2) doesn't block others
+    results  0 1 | 2 ...              returned in order, so shards don't depend on batching
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 from fledge.engine import Completion, Engine, SamplingParams
 
 T = TypeVar("T")
-_MOST_WAITING = 64  # results that wait for an earlier one, per request under way
+_MAX_WAITING = 64  # results that may wait for an earlier one, per running request
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Generation:
 
 
 class AnswerFailed(Exception):
-    """Thrown into a job whose answer can't be had; other jobs go on."""
+    """Thrown into a job whose answer failed; other jobs continue."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -42,7 +42,7 @@ Answer = tuple[Request, Completion | AnswerFailed]
 
 
 class TokenRate:
-    """Generated tokens, and how many of them per second over the last half minute."""
+    """Counts generated tokens, and their rate over the last half minute."""
 
     _WINDOW_S = 30.0
 
@@ -52,7 +52,7 @@ class TokenRate:
         self._marks: list[tuple[float, int]] = [(clock(), 0)]
 
     def add(self, tokens: int) -> None:
-        """Count tokens that just came."""
+        """Count newly generated tokens."""
         self.tokens += tokens
         now = self._clock()
         if now - self._marks[-1][0] < 1.0:
@@ -62,17 +62,17 @@ class TokenRate:
             del self._marks[0]
 
     def per_second(self) -> float:
-        """Tokens per second lately."""
+        """Tokens per second over the last half minute."""
         then, before = self._marks[0]
         return (self.tokens - before) / max(self._clock() - then, 1e-9)
 
 
 def run_in_order(engine: Engine, jobs: Iterable[Job[T]], rate: TokenRate) -> Generator[T, None, None]:
-    """Results of the jobs in their order. Closing the iterator drops what is still in the engine."""
+    """Results of the jobs in their order. Closing the iterator cancels requests still in the engine."""
 
     def answers(running: Collection[int]) -> Iterator[Answer[int]]:
         for result in engine.step():
-            if result.request_id in running:  # else it is somebody else's on the same engine
+            if result.request_id in running:  # skip other users' requests on the same engine
                 rate.add(len(result.token_ids))
                 if result.completion is not None:
                     yield result.request_id, result.completion
@@ -81,44 +81,44 @@ def run_in_order(engine: Engine, jobs: Iterable[Job[T]], rate: TokenRate) -> Gen
         for request in running:
             engine.cancel(request)
 
-    # A step admits as many as finished in the one before, so half a batch in waiting keeps the engine full.
-    most = engine.max_batch + (engine.max_batch + 1) // 2
+    # A step admits as many requests as the previous one finished, so half a batch waiting keeps the engine full.
+    limit = engine.max_batch + (engine.max_batch + 1) // 2
     return keep_full(
-        jobs, most, lambda wanted: engine.submit(wanted.prompt_ids, wanted.params), answers, stop
+        jobs, limit, lambda generation: engine.submit(generation.prompt_ids, generation.params), answers, stop
     )
 
 
 def keep_full(
     jobs: Iterable[Job[T]],
-    most: int,
+    limit: int,
     start: Callable[[Generation], Request],
     answers: Callable[[Collection[Request]], Iterable[Answer[Request]]],
     stop: Callable[[Collection[Request]], None],
 ) -> Generator[T, None, None]:
-    """Results of the jobs in their order, up to `most` requests under way.
+    """Results of the jobs in their order, with up to `limit` requests running.
 
-    `start` begins a request and returns what tells it from others; `answers` waits until some of those under way are
-    answered; `stop` is told which nobody waits for any more.
+    `start` begins a request and returns its handle; `answers` blocks until some running requests are answered; `stop`
+    receives the running requests whose answers are no longer needed.
     """
     numbered = enumerate(jobs)
     running: dict[Request, tuple[int, Job[T]]] = {}
-    finished: dict[int, T] = {}  # by the job's number, until all before it are
+    finished: dict[int, T] = {}  # by the job's number, until all earlier jobs are
     exhausted, number = False, 0
 
     def advance(index: int, job: Job[T], answer: Completion | AnswerFailed | None) -> None:
         try:
             if isinstance(answer, AnswerFailed):
-                wanted = job.throw(answer)
+                generation = job.throw(answer)
             else:
-                wanted = next(job) if answer is None else job.send(answer)
+                generation = next(job) if answer is None else job.send(answer)
         except StopIteration as ended:
             finished[index] = ended.value
         else:
-            running[start(wanted)] = (index, job)
+            running[start(generation)] = (index, job)
 
     try:
         while True:
-            while not exhausted and len(running) < most and len(finished) < _MOST_WAITING * most:
+            while not exhausted and len(running) < limit and len(finished) < _MAX_WAITING * limit:
                 try:
                     index, job = next(numbered)
                 except StopIteration:

@@ -1,7 +1,7 @@
 """The `prompts` stage with sources: gather each one's pool, then select from all of them.
 
-prompts/pool/NAME/   what passed of each source, treated      prompts/selection.json   what was done, for the card
-prompts/prompts-*    what was chosen                          prompts/rejects/         duplicates among the pools
+prompts/pool/NAME/   each source's accepted rows, treated  prompts/selection.json   summary for the card
+prompts/prompts-*    the chosen prompts                    prompts/rejects/         duplicates among the pools
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fledge.data.selection.quotas import share_out
 from fledge.data.selection.select import PoolSource, Selected, select_prompts
 from fledge.data.sources import Source, SourceOptions, open_source
 
-_LONGEST_TRAFFIC = 10**6  # words: traffic isn't judged by its length
+_LONGEST_TRAFFIC = 10**6  # words: traffic isn't filtered by length
 
 logger = logging.getLogger("fledge")
 
-# Lets the target write that many prompts into a pool folder.
+# Writes that many of the target's own prompts into a pool folder.
 WritePool = Callable[[int, str], None]
 
 
@@ -43,7 +43,7 @@ WritePool = Callable[[int, str], None]
 class Sources:
     """The opened sources of a recipe."""
 
-    prompts: tuple[Source, ...]  # without the target itself
+    prompts: tuple[Source, ...]  # except the target itself
     traffic: tuple[Source, ...]
 
     @classmethod
@@ -68,10 +68,10 @@ def mix_prompts(
     progress: Progress,
     examine: ExamineAll | None = None,
 ) -> None:
-    """Fill a folder of prompts from the recipe's sources, or go on where an earlier call stopped.
+    """Fill a folder of prompts from the recipe's sources, or resume an earlier call.
 
     Args:
-        write_pool: makes the pool of the target itself; only called if it is among the sources.
+        write_pool: writes the target's own pool; only called if the target is among the sources.
         examine: how batches of rows are examined; None: in this process.
     """
     options = settings.options
@@ -88,7 +88,7 @@ def mix_prompts(
     by_name = {source.name: source for source in sources.prompts}
     weights = {source.label: source.weight for source in options.sources}
     available = dict.fromkeys(weights, options.count)
-    # The target comes last: it makes up for what the others have too little of.
+    # The target comes last: it fills what the others lack.
     for chosen in sorted(options.sources, key=lambda source: source.kind == "self"):
         url = pool_url(output_url, chosen.label)
         if chosen.kind == "self":
@@ -105,7 +105,7 @@ def mix_prompts(
     pools = [PoolSource(s.label, pool_url(output_url, s.label), s.weight) for s in options.sources]
     if not sum(Manifest.load(pool.url).records for pool in pools):
         raise DataError(
-            f"no row of the sources can be used ({_reasons(pools)}); correct the sources or the limits"
+            f"no row of the sources is usable ({_reasons(pools)}); correct the sources or the limits"
         )
     selected = select_prompts(
         pools,
@@ -116,19 +116,19 @@ def mix_prompts(
         count_tokens,
         lambda note: progress(0, 0, note),
     )
-    if (kept := sum(selected.chosen.values())) < options.count:
+    if (fit := sum(selected.chosen.values())) < options.count:
         logger.warning(
-            "prompts.count is %s, but the sources have only %s fit prompts", f"{options.count:,}", f"{kept:,}"
+            "prompts.count is %s, but the sources have only %s fit prompts", f"{options.count:,}", f"{fit:,}"
         )
-    write_selection(output_url, _told(options.sources, by_name, pools, selected))
+    write_selection(output_url, _summary(options.sources, by_name, pools, selected))
 
 
 def read_traffic(
     traffic: Sequence[Source], settings: ExaminerSettings, audit: Audit
 ) -> dict[str, NgramCounts]:
-    """N-gram counts of the traffic samples per category, private data treated first. No text is kept.
+    """N-gram counts of the traffic samples per category, private data treated first. No text is stored.
 
-    `audit` is told what the privacy filter found.
+    `audit` receives the privacy filter's counts.
     """
     if not traffic:
         return {}
@@ -138,26 +138,26 @@ def read_traffic(
     examiner = Examiner(
         ExaminerSettings(relaxed, settings.special_tokens, settings.salt, settings.make_treatment)
     )
-    found: dict[str, NgramCounts] = {}
+    counts: dict[str, NgramCounts] = {}
     for source in traffic:
         for row in source.records():
             examined = examiner.examine(Batch([row], source.name, source.licence))
             if examined.audit is not None:
                 audit.merge(examined.audit)
             for prompt in examined.prompts:
-                found.setdefault(prompt.category, NgramCounts()).add(features(prompt.turns))
-    if not found:
+                counts.setdefault(prompt.category, NgramCounts()).add(features(prompt.turns))
+    if not counts:
         raise DataError("the traffic sample has no usable prompt; correct prompts.traffic or remove it")
-    return dict(sorted(found.items()))
+    return dict(sorted(counts.items()))
 
 
-def _told(
+def _summary(
     chosen: Sequence[SourceOptions],
     opened: Mapping[str, Source],
     pools: Sequence[PoolSource],
     selected: Selected,
 ) -> dict[str, Any]:
-    """What the data card needs, as JSON."""
+    """The summary for the data card, as JSON."""
     sources = []
     contaminated: Counter[str] = Counter()
     for options, pool in zip(chosen, pools, strict=True):
@@ -184,11 +184,11 @@ def _told(
                 "chosen": selected.chosen[pool.name],
             }
         )
-    rest = asdict(selected)
+    fields = asdict(selected)
     return {
         "sources": sources,
         "contamination": dict(sorted(contaminated.items())),
-        **{key: rest[key] for key in ("pool", "duplicates", "surplus", "distances")},
+        **{key: fields[key] for key in ("pool", "duplicates", "surplus", "distances")},
     }
 
 

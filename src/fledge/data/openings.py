@@ -1,7 +1,7 @@
-"""Beginnings of user turns: a category, a few neutral words, and words drawn to fill them. They lie in openings.yaml.
+"""Beginnings of user turns: a category, a few neutral words, and random words to fill them in. Stored in openings.yaml.
 
-A small target left alone writes prompts of few kinds. A short opening steers the kind and a drawn word the
-subject; the target writes the rest.
+A small target left alone writes few kinds of prompts. A short opening steers the kind and a random word the subject;
+the target writes the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import yaml
 from fledge.data.options import Opening
 
 _SHIPPED = yaml.safe_load((resources.files("fledge.data") / "openings.yaml").read_text("utf-8"))
-# Word problems end with their question; otherwise a small target goes on to answer it.
+# Word problems end with their question; otherwise a small target continues with the answer.
 _ENDS = {"math": "?"}
 _NOT_A_QUESTION = ("Solve", "Calculate", "Find")
 
@@ -33,7 +33,7 @@ DEFAULT_OPENINGS: tuple[Opening, ...] = (
         for text in _SHIPPED["functions"]
     ),
 )
-# What stands for `{name}` and the like in an opening.
+# Replacements for `{name}` and the like in an opening.
 PLACEHOLDERS: dict[str, tuple[str, ...]] = {
     name: tuple(words.split(", ")) for name, words in _SHIPPED["words"].items()
 }

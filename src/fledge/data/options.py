@@ -1,4 +1,4 @@
-"""What a recipe can say about prompts and responses. The field descriptions are the documentation."""
+"""Options of a recipe for prompts and responses. The field descriptions are the documentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Progress: TypeAlias = Callable[[float, float, str], None]
 
 _TEMPLATE_ROOM = 256  # tokens before a user's first word: a default system prompt
-_OPENING_ROOM = 128  # tokens of a shipped opening, its words filled in
+_OPENING_ROOM = 128  # tokens of a shipped opening, with its words filled in
 
 
 def silent(done: float, total: float, note: str) -> None:
@@ -152,7 +152,7 @@ class PromptOptions(BaseModel):
 
 
 class ServerOptions(BaseModel):
-    """An OpenAI-compatible server that serves the target and answers in the engine's place."""
+    """An OpenAI-compatible server that serves the target and answers instead of the engine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -171,7 +171,7 @@ class ServerOptions(BaseModel):
     )
 
     def share_of(self, actors: int) -> ServerOptions:
-        """The limits that each of so many actors keeps, so that all of them together keep these."""
+        """The limits for each of `actors` actors, so that together they keep these."""
         rate, budget = self.requests_per_second, self.token_budget
         return self.model_copy(
             update={

@@ -1,4 +1,4 @@
-"""Prompts that were seen before: in the set itself, or in files kept for evaluation."""
+"""Prompts seen before: in the set itself, or in evaluation files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fledge.data.sources.shapes import detect_shape, user_turns
 _SKETCH = 16  # smallest 8-gram hashes kept per prompt: enough to tell half from none
 _NEAR_GRAM = 8
 _LONG_GRAM = 13  # the usual length for decontamination (GPT-3, arXiv 2005.14165, appendix C)
-_SHORT_GRAM = 5  # texts of fewer words only count when equal
+_SHORT_GRAM = 5  # shorter texts only match if equal
 
 
 class RepeatIndex:
     """Finds exact and near repeats among the texts added so far.
 
-    A text is a near repeat when at least `near` of its sketch (its 16 smallest hashes of 8 words in a row) was seen.
+    A text is a near repeat if at least `near` of its sketch (its 16 smallest hashes of 8 consecutive words) was seen.
     """
 
     def __init__(self, near: float) -> None:
@@ -29,61 +29,61 @@ class RepeatIndex:
 
     def reason(self, text: str) -> str | None:
         """`repeat`, `near_repeat` or None."""
-        found = words(text)
-        if _hash(found) in self._exact:
+        text_words = words(text)
+        if _hash(text_words) in self._exact:
             return "repeat"
-        sketch = _sketch(found)
+        sketch = _sketch(text_words)
         seen = sum(gram in self._grams for gram in sketch)
         return "near_repeat" if sketch and seen >= max(1.0, self._near * len(sketch)) else None
 
     def add(self, text: str) -> None:
-        """Remember a text that stays."""
-        found = words(text)
-        self._exact.add(_hash(found))
-        self._grams.update(_sketch(found))
+        """Add an accepted text."""
+        text_words = words(text)
+        self._exact.add(_hash(text_words))
+        self._grams.update(_sketch(text_words))
 
 
 class EvaluationIndex:
     """Finds prompts that share words with evaluation prompts.
 
-    Overlap is any 13 words in a row; an evaluation prompt of 5 to 12 words that the text contains; a text of 5 to 12
+    Overlap is any 13 consecutive words; an evaluation prompt of 5 to 12 words that the text contains; a text of 5 to 12
     words that an evaluation prompt contains; or, below 5 words, the same words.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._whole: set[int] = set()
-        self._short_lengths: set[int] = set()  # of evaluation prompts that are looked for inside a text
+        self._short_lengths: set[int] = set()  # of evaluation prompts that are searched for inside a text
         self._grams: set[int] = set()  # every 5- to 13-gram: a short text may be part of a prompt
-        # Every overlap of 5 words or more shares 5 words in a row; Python's own hash of them rules most texts out fast.
+        # Every overlap of 5 words or more shares 5 consecutive words; Python's own hash rules out most texts quickly.
         self._first: set[int] = set()
         for text in texts:
             self._add(words(text))
 
     def __contains__(self, text: str) -> bool:
-        found = words(text)
-        if _hash(found) in self._whole:
+        text_words = words(text)
+        if _hash(text_words) in self._whole:
             return True
-        if self._first.isdisjoint(_fast_grams(found)):
+        if self._first.isdisjoint(_fast_grams(text_words)):
             return False
-        if _SHORT_GRAM <= len(found) < _LONG_GRAM and _hash(found) in self._grams:
+        if _SHORT_GRAM <= len(text_words) < _LONG_GRAM and _hash(text_words) in self._grams:
             return True
-        if any(gram in self._whole for length in self._short_lengths for gram in _grams(found, length)):
+        if any(gram in self._whole for length in self._short_lengths for gram in _grams(text_words, length)):
             return True
-        return any(gram in self._grams for gram in _grams(found, _LONG_GRAM))
+        return any(gram in self._grams for gram in _grams(text_words, _LONG_GRAM))
 
-    def _add(self, found: Sequence[str]) -> None:
-        if not found:
+    def _add(self, text_words: Sequence[str]) -> None:
+        if not text_words:
             return
-        self._whole.add(_hash(found))
-        if _SHORT_GRAM <= len(found) < _LONG_GRAM:
-            self._short_lengths.add(len(found))
-        self._first.update(_fast_grams(found))
+        self._whole.add(_hash(text_words))
+        if _SHORT_GRAM <= len(text_words) < _LONG_GRAM:
+            self._short_lengths.add(len(text_words))
+        self._first.update(_fast_grams(text_words))
         for length in range(_SHORT_GRAM, _LONG_GRAM + 1):
-            self._grams.update(_grams(found, length))
+            self._grams.update(_grams(text_words, length))
 
 
 def read_evaluation_texts(urls: Iterable[str]) -> list[str]:
-    """All user turns of evaluation files: of every format and shape that sources may have.
+    """All user turns of evaluation files, which may have any format and shape that sources may have.
 
     Raises:
         DataError: a file can't be found or read, or one of its rows gives no user turns.
@@ -92,7 +92,7 @@ def read_evaluation_texts(urls: Iterable[str]) -> list[str]:
 
 
 def evaluation_indexes(urls: Iterable[str]) -> dict[str, EvaluationIndex]:
-    """An index per evaluation file, by the file's name."""
+    """An index per evaluation file, keyed by the file's name."""
     indexes: dict[str, EvaluationIndex] = {}
     for url in urls:
         name = unused_name(url.rstrip("/").rsplit("/", 1)[-1], indexes)
@@ -101,38 +101,38 @@ def evaluation_indexes(urls: Iterable[str]) -> dict[str, EvaluationIndex]:
 
 
 def unused_name(name: str, taken: Collection[str]) -> str:
-    """The name, or with a number behind it if it is taken."""
+    """The name, with a number appended if it is taken."""
     if name not in taken:
         return name
     return next(f"{name}-{number}" for number in range(2, len(taken) + 3) if f"{name}-{number}" not in taken)
 
 
 def _read_file(url: str) -> Iterator[str]:
-    """A row that can't be read is an error here: what it asks would go into training unnoticed."""
+    """Unlike in sources, an unreadable row is an error: its prompt would go into training unnoticed."""
     for number, row in enumerate(FileRows(url).rows(), start=1):
         if isinstance(row, BadRow):
-            raise DataError(f"{url}, row {number} can't be read ({row.reason}); mend or remove it")
-        found = user_turns(row, detect_shape([row]) or "prompt")
-        if isinstance(found, str):
+            raise DataError(f"{url}, row {number} can't be read ({row.reason}); fix or remove it")
+        parsed = user_turns(row, detect_shape([row]) or "prompt")
+        if isinstance(parsed, str):
             raise DataError(
-                f"{url}, row {number}: no user's turns ({found}); hold them in `turns`, `messages`, `prompt`, "
+                f"{url}, row {number}: no user turns ({parsed}); put them in `turns`, `messages`, `prompt`, "
                 "`question` or `text`"
             )
-        yield from found.turns
+        yield from parsed.turns
 
 
-def _sketch(found: Sequence[str]) -> list[int]:
-    return sorted(set(_grams(found, _NEAR_GRAM)))[:_SKETCH]
+def _sketch(text_words: Sequence[str]) -> list[int]:
+    return sorted(set(_grams(text_words, _NEAR_GRAM)))[:_SKETCH]
 
 
-def _grams(found: Sequence[str], length: int) -> Iterator[int]:
-    return (_hash(found[start : start + length]) for start in range(len(found) - length + 1))
+def _grams(text_words: Sequence[str], length: int) -> Iterator[int]:
+    return (_hash(text_words[start : start + length]) for start in range(len(text_words) - length + 1))
 
 
-def _fast_grams(found: Sequence[str]) -> Iterator[int]:
-    """Hashes of 5 words in a row that mean something within this process only."""
-    return map(hash, zip(*(found[start:] for start in range(_SHORT_GRAM)), strict=False))
+def _fast_grams(text_words: Sequence[str]) -> Iterator[int]:
+    """Hashes of 5 consecutive words, valid within this process only."""
+    return map(hash, zip(*(text_words[start:] for start in range(_SHORT_GRAM)), strict=False))
 
 
-def _hash(found: Sequence[str]) -> int:
-    return hash64(" ".join(found))
+def _hash(text_words: Sequence[str]) -> int:
+    return hash64(" ".join(text_words))

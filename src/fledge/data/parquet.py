@@ -1,4 +1,4 @@
-"""Rows to Parquet bytes and back; the same rows give the same bytes."""
+"""Rows to Parquet bytes and back; equal rows give equal bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_parquet(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> bytes:
 def read_rows(
     manifest: Manifest, shard: ShardEntry, schema: pa.Schema, later: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The shard's rows, checksum and columns checked. `later`: values of columns that older shards may lack."""
+    """The shard's rows, with checksum and columns checked. `later`: defaults for columns that older shards may lack."""
     data = manifest.read_shard(shard)
     try:
         table = pq.read_table(pa.BufferReader(data))
@@ -36,7 +36,7 @@ def read_rows(
     if missing:
         url = manifest.url(shard)
         raise StorageError(
-            f"{url} has no column {', '.join(missing)}: it was written by another version; {remedy(url)}"
+            f"{url} has no column {', '.join(missing)}: it was written by an incompatible version; {remedy(url)}"
         )
     filled = {name: (later or {})[name] for name in absent}
     rows: list[dict[str, Any]] = table.select([n for n in schema.names if n not in absent]).to_pylist()

@@ -34,8 +34,8 @@ def map_in_processes(make: Callable[[], Callable[[T], U]], items: Iterable[T], p
             yield under_way.popleft().result()
     except BrokenProcessPool as error:
         raise DataError(
-            "one of the processes was killed, most often for want of memory; use fewer (privacy.processes), and run "
-            "again to go on"
+            "one of the processes was killed, usually for lack of memory; use fewer (privacy.processes), and run "
+            "again to resume"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -48,7 +48,7 @@ def _start(make: Callable[[], Callable[[Any], Any]]) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed can't stop its processes, and the pool's own wait for work forever."""
+    """A killed parent can't stop its processes, and the pool's processes wait for work forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -57,7 +57,7 @@ def _end_with_parent() -> None:
 
 @cache
 def _work() -> Callable[[Any], Any]:
-    """Made with the first item: an error in it reaches who waits for that item, one in `_start` nobody."""
+    """Built with the first item: an error then reaches the caller waiting for it; in `_start` it would be lost."""
     return _make()
 
 

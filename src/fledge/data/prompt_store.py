@@ -1,4 +1,4 @@
-"""Prompts on disk: `prompts-00000.parquet` in order, and beside them why others were rejected."""
+"""Prompts on disk: `prompts-00000.parquet` in order, and in a subfolder why others were rejected."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reject:
-    """An attempt or a source's row that was not kept. Its text is never stored."""
+    """A rejected attempt or row of a source. Its text is never stored."""
 
     attempt: int
     category: str
     reason: str
-    hash: str  # salted; empty where there was no text
+    hash: str  # salted; empty if there was no text
     detail: str = ""  # the evaluation file it overlaps, or the source of a duplicate
 
 
@@ -74,7 +74,7 @@ class PromptSummary:
 
 
 class PromptWriter:
-    """Adds shards of attempts: rejects first, so that a shard of prompts is the sign that its attempts are done."""
+    """Writes shards of attempts: rejects first, so that a shard of prompts implies its attempts are done."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -88,11 +88,11 @@ class PromptWriter:
 
     @property
     def finished(self) -> bool:
-        """Whether `finish` was called: nothing more is to come."""
+        """Whether `finish` was called."""
         return exists(join(self.url, END_NAME))
 
     def finish(self) -> None:
-        """Say that nothing more is to come."""
+        """Mark the folder as complete."""
         write_json(join(self.url, END_NAME), {"shards": self.shards})
 
     def write(self, prompts: Sequence[Prompt], rejects: Sequence[Reject], tokens: int) -> None:
@@ -124,7 +124,7 @@ def prompt_shards(url: str, skip: int = 0) -> Iterator[list[Prompt]]:
 
 
 def reject_counts(*urls: str) -> Counter[tuple[str, str]]:
-    """(reason, detail) -> rejects of the folders, each read once."""
+    """(reason, detail) -> rejects of the folders; each is read once."""
     manifests = [Manifest.load(join(url, "rejects")) for url in urls]
     return Counter(
         (row["reason"], row["detail"])
@@ -143,7 +143,7 @@ def by_reason(rejects: Mapping[tuple[str, str], int]) -> Counter[str]:
 
 
 def prompt_summary(url: str) -> PromptSummary:
-    """Read a folder of prompts and its rejects once and count."""
+    """Statistics of a folder of prompts and its rejects, read once."""
     manifest = Manifest.load(url)
     categories = Counter(prompt.category for shard in prompt_shards(url) for prompt in shard)
     rejects = reject_counts(url, *pool_urls(url))
@@ -158,26 +158,26 @@ def prompt_summary(url: str) -> PromptSummary:
 
 
 def pool_url(url: str, source: str) -> str:
-    """Where the pool of a source lies within a folder of prompts."""
+    """The pool of a source within a folder of prompts."""
     return join(url, "pool", source)
 
 
 def pool_urls(url: str) -> list[str]:
-    """The pools behind a folder of prompts; none where the target wrote them all."""
+    """The pools of a folder of prompts; none if the target wrote all prompts."""
     return [pool_url(url, source["name"]) for source in read_selection(url).get("sources", ())]
 
 
 def traffic_url(url: str) -> str:
-    """Where counts of the traffic samples lie within a folder of prompts."""
+    """The counts of the traffic samples within a folder of prompts."""
     return join(url, "traffic")
 
 
 def read_selection(url: str) -> dict[str, Any]:
-    """What the selection wrote down; empty where there was none."""
+    """The selection's summary; empty if there was none."""
     place = join(url, SELECTION_NAME)
     return read_sealed(place) if exists(place) else {}
 
 
 def write_selection(url: str, value: dict[str, Any]) -> None:
-    """Keep what the selection did."""
+    """Store the selection's summary."""
     write_sealed(join(url, SELECTION_NAME), value)

@@ -1,4 +1,4 @@
-"""The `prompts` stage: synthesise, filter, write, until enough prompts are there."""
+"""The `prompts` stage: synthesise, filter, write, until there are enough prompts."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from fledge.engine import Engine
 from fledge.target import Target
 
 FORMAT = 3
-_SOURCES_FORMAT = 4  # of prompts from sources, which once weren't hashed as a whole
-_FEW = 200  # attempts after which "almost nothing passes" is no accident
+_SOURCES_FORMAT = 4  # of prompts from sources; earlier formats didn't hash the complete prompt
+_FEW = 200  # attempts after which "almost nothing passes" isn't an accident
 
 
 def make_prompts(
@@ -52,12 +52,12 @@ def make_prompts(
     make_treatment: Callable[[], Treatment] | None = None,
     ray: RayOptions | None = None,
 ) -> PromptSummary:
-    """Write `options.count` prompts into a folder, or go on where an earlier call stopped.
+    """Write `options.count` prompts into a folder, or resume an earlier call.
 
     Args:
-        engine: writes prompts; None where the recipe's sources don't include the target itself.
-        privacy: options of the privacy filter that all texts go through before anything else; None: no filter.
-        make_treatment: makes another filter in its place.
+        engine: writes prompts; None if the recipe's sources don't include the target itself.
+        privacy: options of the privacy filter that all texts pass through first; None: no filter.
+        make_treatment: builds a replacement for that filter.
         ray: where rows of sources are examined; None: in this process.
     """
     if make_treatment is None and privacy is not None:
@@ -104,12 +104,12 @@ def make_prompts(
 
 
 def _check_system_prompts(target: Target) -> None:
-    """Refuse to collect what the respond stage couldn't render."""
+    """Refuse system prompts that the respond stage couldn't render."""
     try:
         target.chat.prompt_ids([{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}])
     except TargetError as error:
         raise DataError(
-            f"the target can't be given system prompts ({error}); leave `system: true` out of prompts.sources"
+            f"the target's template takes no system prompts ({error}); leave `system: true` out of prompts.sources"
         ) from error
 
 
@@ -124,7 +124,7 @@ def _write_own(
 ) -> None:
     """Let the target write `options.count` prompts into a folder."""
     if engine is None:
-        raise DataError("the target is to write prompts, but no engine was given; pass one to make_prompts")
+        raise DataError("the target has to write prompts, but no engine was given; pass one to make_prompts")
     writer = PromptWriter(output_url)
     selection = Selection(target, options, salt, make_treatment() if make_treatment is not None else None)
     accepted = 0
@@ -138,7 +138,7 @@ def _write_own(
     jobs = PromptWriterJobs(target, options)
     rate = TokenRate()
     reasons: Counter[str] = Counter()
-    prompts: list[Prompt] = []  # of the attempts judged since the last shard was written
+    prompts: list[Prompt] = []  # of the attempts since the last shard
     rejects: list[Reject] = []
     attempts = count(writer.shards * options.shard_size)
     with closing(run_in_order(engine, map(jobs.job, attempts), rate)) as results:
@@ -154,12 +154,12 @@ def _write_own(
             done = accepted == options.count
             if done or len(prompts) + len(rejects) == options.shard_size:
                 tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in prompts)
-                # Before the shard, which is the sign that its counts are there.
+                # Before the shard, which implies that its counts exist.
                 write_audit(writer.url, writer.shards, selection.take_audit())
                 writer.write(prompts, rejects, tokens)
                 prompts, rejects = [], []
-            kept = accepted / (draft.attempt + 1)
-            progress(accepted, options.count, f"{rate.per_second():,.0f} tokens/s, {kept:.0%} kept")
+            share = accepted / (draft.attempt + 1)
+            progress(accepted, options.count, f"{rate.per_second():,.0f} tokens/s, {share:.0%} kept")
             if done:
                 return
 
@@ -170,7 +170,7 @@ def prompts_fingerprint(
     privacy: PrivacyOptions | None = None,
     sources: Sources | None = None,
 ) -> Fingerprint:
-    """What the stage's output depends on. `privacy`: the filter's options, where there is one; `sources`: opened."""
+    """What the stage's output depends on. `privacy`: the filter's options, if there is one; `sources`: opened."""
     chosen = options.model_dump(mode="json", exclude={"evaluation_files", "max_attempts", "max_batch"})
     if options.openings is None:
         shipped = [opening.model_dump(mode="json") for opening in DEFAULT_OPENINGS]
@@ -189,17 +189,17 @@ def prompts_fingerprint(
 
 
 def target_parts(target: Target) -> dict[str, Any]:
-    """The fields of a fingerprint that name a target."""
+    """The fields of a fingerprint that identify a target."""
     return {"revision": target.revision, "template": target.chat.hash, "dtype": str(target.dtype)}
 
 
 def backend_name(target: Target) -> str:
-    """What decodes the target here, and on which kind of device: other ones answer differently here and there."""
+    """The target's backend and kind of device: other combinations give slightly different answers."""
     return f"{target.backend} on {target.device.type}"
 
 
 class Selection:
-    """Decides which drafts stay, in the order of their attempts."""
+    """Decides which drafts are accepted, in the order of their attempts."""
 
     def __init__(
         self, target: Target, options: PromptOptions, salt: str, treatment: Treatment | None = None
@@ -213,11 +213,11 @@ class Selection:
         self._audit = Audit()
 
     def remember(self, text: str) -> None:
-        """Count later drafts against this text."""
+        """Add a text that later drafts must not repeat."""
         self._repeats.add(text)
 
     def judge(self, draft: Draft) -> Prompt | Reject:
-        """Keep a draft as a prompt, or say why not."""
+        """Accept a draft as a prompt, or return why it is rejected."""
         text, reason = draft.text, draft.reason
         if self._treatment is not None:
             if reason is not None:
@@ -237,9 +237,9 @@ class Selection:
         return Prompt(text_id([text]), "self", draft.category, [text], draft.attempt, SELF_LICENCE)
 
     def take_audit(self) -> Audit | None:
-        """What the privacy filter counted since the last call; None without one."""
-        taken, self._audit = self._audit, Audit()
-        return taken if self._treatment is not None else None
+        """The privacy filter's counts since the last call; None without a filter."""
+        audit, self._audit = self._audit, Audit()
+        return audit if self._treatment is not None else None
 
 
 def _check_yield(attempts: int, accepted: int, options: PromptOptions, reasons: Counter[str]) -> None:

@@ -1,9 +1,9 @@
-"""The same stages on Ray Data: actors do the work shard by shard, this process writes what they return, in order.
+"""The same stages on Ray Data: actors process shards, and this process writes their results in order.
 
     shard 0 1 2 3 ... ──► actors (each its own examiner, or target and engine) ──► in order ──► manifest
 
-What a shard becomes depends on that shard alone, so the files are those of a local run, and a killed run goes on.
-Actors read prompts themselves: the run folder must be reachable from all machines.
+A shard's result depends on that shard alone, so the files equal those of a local run, and a killed run can resume.
+Actors read prompts themselves: all machines must have access to the run folder.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from fledge.base.errors import DataError
 from fledge.data.gathering import Batch, ExamineAll, Examined, ExaminerSettings, examiner
 
-_SHARDS_PER_ACTOR = 4  # examined in one execution; more hides Ray's start, fewer keep less in memory
+_SHARDS_PER_ACTOR = 4  # examined per execution; more amortise Ray's start, fewer use less memory
 
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Where to run, and on how many actors."""
+    """The cluster and the number of actors."""
 
     address: str  # of a cluster; "local" starts one on this machine
     actors: int = 2
-    gpus: int = 0  # of each actor that holds a target; without them Ray hides the machine's
+    gpus: int = 0  # per actor that holds a target; with 0, Ray hides the machine's GPUs
 
 
 def examine_on_ray(settings: ExaminerSettings, ray_options: RayOptions) -> ExamineAll:
-    """Examines batches in actors; results come in the batches' order."""
+    """Examine batches in actors; results come in the batches' order."""
 
     def run(batches: Iterable[Batch]) -> Iterator[Examined]:
         remaining = iter(batches)
@@ -48,7 +48,7 @@ def map_in_order(
     *,
     gpus: int = 0,
 ) -> Iterator[Any]:
-    """make(*arguments)(item) for each item, on Ray Data, in order. Each actor calls `make` once, and has `gpus`."""
+    """make(*arguments)(item) for each item, on Ray Data, in order. Each actor calls `make` once and has `gpus` GPUs."""
     ray = _connected(ray_options)
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -66,8 +66,8 @@ def map_in_order(
             yield pickle.loads(row["result"])
     except ray.exceptions.RayError as error:
         raise DataError(
-            f"a Ray actor failed ({_last_line(error)}); finished shards are kept: see the actor's log, "
-            "and run again to go on"
+            f"a Ray actor failed ({_last_line(error)}); finished shards are kept: check the actor's log "
+            "and run again to resume"
         ) from error
 
 

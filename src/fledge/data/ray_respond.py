@@ -38,7 +38,7 @@ def respond_on_ray(
     *,
     privacy: PrivacyOptions | None = None,
 ) -> RespondSummary:
-    """`respond` with a target per actor. Same files as the local stage, whatever the number of actors."""
+    """`respond` with one target per actor. The files equal those of the local stage, for any number of actors."""
     if privacy is not None and privacy.answers:
         require_privacy_extra()
     if options.server is None:
@@ -51,10 +51,10 @@ def respond_on_ray(
         share = None if options.server is None else options.server.share_of(ray_options.actors)
         arguments = (spec, prompts_url, options.model_copy(update={"server": share}), privacy)
         answered = map_in_order(shards, _answerer, arguments, ray_options, gpus=ray_options.gpus)
-        for shard, found in zip(shards, answered, strict=True):
-            write_audit(output_url, writer.shards, *(answered.audit for answered in found))
+        for shard, shard_answers in zip(shards, answered, strict=True):
+            write_audit(output_url, writer.shards, *(answered.audit for answered in shard_answers))
             last = shard + 1 == shards.stop
-            writer.write(on_both_sides(found, output_url, options.heldout) if last else found)
+            writer.write(on_both_sides(shard_answers, output_url, options.heldout) if last else shard_answers)
             progress(min(prompts, (shard + 1) * options.shard_size), prompts, f"{ray_options.actors} actors")
     return respond_summary(prompts, output_url)
 
@@ -62,7 +62,7 @@ def respond_on_ray(
 def _answerer(
     spec: TargetOptions, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None
 ) -> Callable[[int], list[Answered]]:
-    """Answers the prompts of a shard, by its number."""
+    """Answers all prompts of a shard, given its number."""
     target = spec.load()
     jobs = DialogueJobs(target, options, answer_scan(privacy))
     if options.server is not None:

@@ -1,4 +1,4 @@
-"""Thinking in answers: `<think> ... </think> answer`. It stays in the ids; a client doesn't send it back."""
+"""Thinking in answers: `<think> ... </think> answer`. It stays in the ids; clients don't send it back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ OPEN, CLOSE = "<think>", "</think>"
 _PROMPT_TAIL = 16  # tokens; a template may open the thinking itself
 
 
-def reasoning_length(target: Target, asked: Sequence[int], answer: Sequence[int]) -> int:
-    """How many of the answer's tokens are thinking, the closing mark included; all of them if it was cut before it."""
+def reasoning_length(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> int:
+    """How many of the answer's tokens are thinking, closing mark included; all of them if it was cut before that."""
     text = decode_all(target, answer)
     opened = text.lstrip().startswith(OPEN)
     if not opened and CLOSE not in text:
-        tail = decode_all(target, asked[-_PROMPT_TAIL:])
+        tail = decode_all(target, prompt_ids[-_PROMPT_TAIL:])
         opened = tail.rstrip().endswith(OPEN)
         return len(answer) if opened else 0
     if CLOSE not in text:

@@ -1,4 +1,4 @@
-"""The `respond` stage: every prompt is answered by the target, through one always full engine."""
+"""The `respond` stage: the target answers every prompt, through one engine that is kept full."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RespondSummary:
 
     prompts: int
     skipped: int  # prompts without a conversation
-    rejected: dict[str, int]  # reason -> prompts that have none, or that ended before their last turn
+    rejected: dict[str, int]  # reason -> prompts without one, or that ended before their last turn
     statistics: ConversationStatistics
 
 
@@ -52,15 +52,15 @@ def respond(
     privacy: PrivacyOptions | None = None,
     scan: AnswerScan | None = None,
 ) -> RespondSummary:
-    """Answer all prompts of a folder into another one, or go on where an earlier call stopped.
+    """Answer all prompts of one folder into another, or resume an earlier call.
 
-    A shard holds the conversations of `shard_size` prompts in a row. It is written when the last of them is done,
-    while the engine is at work on the next shards already; answers that wait for it are kept as well.
+    A shard holds the conversations of `shard_size` consecutive prompts. It is written when the last of them is done;
+    meanwhile the engine works on later shards, whose answers are saved as well.
 
     Args:
-        engine: this process's own, or a server.
-        privacy: options of the privacy filter that looks at each answer before it is kept; None: no filter.
-        scan: looks at them in its place.
+        engine: this process' own, or a server.
+        privacy: options of the privacy filter that scans each answer before it is stored; None: no filter.
+        scan: replaces that filter.
     """
     if isinstance(engine, Engine):
         check_context(engine.max_context, options)
@@ -100,10 +100,10 @@ def respond(
 
 
 def respond_summary(prompts: int, output_url: str) -> RespondSummary:
-    """Count what a finished folder holds.
+    """Summarise a finished folder.
 
     Raises:
-        DataError: nothing.
+        DataError: it has no conversation.
     """
     rejected = conversation_rejects(output_url)
     if not Manifest.load(output_url).records:
@@ -121,7 +121,7 @@ def respond_summary(prompts: int, output_url: str) -> RespondSummary:
 def respond_fingerprint(
     target: Target, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None = None
 ) -> Fingerprint:
-    """What the stage's output depends on. `privacy`: the filter's options, where there is one."""
+    """What the stage's output depends on. `privacy`: the filter's options, if there is one."""
     prompts = Manifest.load(prompts_url)
     if not prompts.records:
         raise DataError(f"no prompts in {prompts_url}; run `fledge prompts` first or name another folder")
@@ -140,10 +140,10 @@ def respond_fingerprint(
 
 
 def check_context(available: int, options: RespondOptions) -> None:
-    """Refuse options whose longest request doesn't fit the engine's context."""
+    """Raise if the longest request doesn't fit the engine's context."""
     if options.longest_request > available:
         second = options.second_turn and options.user_max_tokens > options.max_new_tokens
         raise DataError(
-            f"answers may need {options.longest_request} tokens of context, the engine has {available}; "
+            f"answers may need {options.longest_request} tokens of context, but the engine has {available}; "
             f"lower respond.max_prompt_tokens or respond.{'user_max_tokens' if second else 'max_new_tokens'}"
         )

@@ -1,9 +1,9 @@
-"""Answers from a server: any OpenAI-compatible one that says which ids it generated (vLLM, SGLang: `return_token_ids`).
+"""Answers from a server: any OpenAI-compatible one that returns generated ids (vLLM, SGLang: `return_token_ids`).
 
     POST /v1/completions   {"prompt": [ids as serving renders them], "return_token_ids": true, ...}
 
-Sending ids keeps the template in one place. A server that returns text only is used where the text, tokenised again,
-is as long as the server says its answer was; other answers are rejected one by one.
+Sending ids keeps the template in one place. With a server that returns text only, an answer is used if its text,
+tokenised again, has the length the server reports; other answers are rejected individually.
 """
 
 from __future__ import annotations
@@ -32,110 +32,110 @@ T = TypeVar("T")
 
 _LARGEST_REPLY = 64 * 2**20  # bytes
 _LONGEST_PAUSE_S = 60.0
-_FAILURES_IN_A_ROW = 8  # replies that tell of a broken server rather than of a prompt it can't take
-_BROKEN = ("malformed_reply", "wrong_ids", "wrong_prompt_ids", "no_token_ids")  # and so do these
+_FAILURES_IN_A_ROW = 8  # replies that suggest a broken server rather than an unsuitable prompt
+_BROKEN = ("malformed_reply", "wrong_ids", "wrong_prompt_ids", "no_token_ids")  # these do, too
 _THE_PROMPTS = (400, 413, 422)
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
 class AnswerServer:
-    """One server and the limits on its use. Safe to use from several threads."""
+    """One server and the limits on its use. Thread-safe."""
 
     def __init__(
         self, target: Target, options: ServerOptions, pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """Finds out which model is served.
+        """Determines which model is served.
 
         Raises:
-            DataError: the server can't be reached, serves several models and the recipe names none of them, or the
-                variable that is to hold the key isn't set.
+            DataError: the server can't be reached, serves several models of which the recipe names none, or the key's
+            variable isn't set.
         """
         self._target, self._options, self._pause = target, options, pause
         timeout = httpx2.Timeout(options.timeout_s, connect=min(10.0, options.timeout_s))
         url = options.url.rstrip("/").removesuffix("/v1")
         headers = key_headers(options.api_key_env)
         try:
-            # The client's own limit is 100 connections: more requests would wait for one, and time out.
+            # The client's default limit is 100 connections: further requests would wait for one and time out.
             limits = httpx2.Limits(
                 max_connections=options.concurrency, max_keepalive_connections=options.concurrency
             )
             self._client = httpx2.Client(base_url=url, headers=headers, timeout=timeout, limits=limits)
         except httpx2.InvalidURL as error:
             raise DataError(
-                f"respond.server.url: {options.url} is no address ({error}); correct it"
+                f"respond.server.url: {options.url} isn't a valid address ({error}); correct it"
             ) from error
         self._lock = threading.Lock()
         self._next_slot = 0.0
         self._spent = 0
         self._failures = 0
         self._has_answered = False
-        self._given_up = threading.Event()  # of the requests under way
+        self._given_up = threading.Event()  # for the running requests
         self.model = options.model or self._only_model()
 
     @property
     def concurrency(self) -> int:
-        """Requests under way at once."""
+        """Number of simultaneous requests."""
         return self._options.concurrency
 
-    def complete(self, wanted: Generation) -> Completion:
+    def complete(self, generation: Generation) -> Completion:
         """The server's answer.
 
         Raises:
-            AnswerFailed: this prompt can't be answered, or the answer's ids can't be trusted.
-            DataError: the server is gone or broken, or the token budget is spent.
+            AnswerFailed: the server can't answer this prompt, or the answer's ids can't be trusted.
+            DataError: the server is unreachable or broken, or the token budget is spent.
         """
-        params = wanted.params
+        params = generation.params
         body = {
             "model": self.model,
-            "prompt": wanted.prompt_ids,
+            "prompt": generation.prompt_ids,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "seed": params.seed,
             "return_token_ids": True,
-            # Else servers take what the checkpoint's generation_config.json says, or defaults of their own.
+            # Otherwise servers use the checkpoint's generation_config.json or their own defaults.
             "top_k": -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
         }
         reply = self._post("/v1/completions", body)
         with self._lock:
-            self._spent += _told_tokens(reply)
+            self._spent += _reported_tokens(reply)
         try:
-            completion = self._read(wanted, reply)
+            completion = self._read(generation, reply)
         except AnswerFailed as failed:
             if failed.reason in _BROKEN:
                 self._count_failure(failed.reason)
             raise
         with self._lock:
             self._failures, self._has_answered = 0, True
-            self._spent += 0 if _told_tokens(reply) else len(completion.token_ids)
+            self._spent += 0 if _reported_tokens(reply) else len(completion.token_ids)
         return completion
 
     def give_up(self) -> None:
-        """Requests under way aren't tried again, nobody waits for them any more; later ones are."""
+        """Stop retrying the running requests, whose answers are no longer needed; later requests are unaffected."""
         self._given_up.set()
         self._given_up = threading.Event()
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        given_up, last, asked_pause = self._given_up, "", 0.0
+        given_up, last, server_pause = self._given_up, "", 0.0
         for attempt in range(self._options.retries + 1):
             if attempt:
-                pause = max(asked_pause, self._options.backoff_s * 2 ** (attempt - 1))
+                pause = max(server_pause, self._options.backoff_s * 2 ** (attempt - 1))
                 self._pause(min(_LONGEST_PAUSE_S, pause))
             self._wait_for_slot()
             if given_up.is_set():
                 raise AnswerFailed("given_up")
             try:
-                status, data, asked_pause = self._exchange(path, body)
+                status, data, server_pause = self._exchange(path, body)
             except httpx2.HTTPError as error:
-                last, asked_pause = f"{type(error).__name__} {error}".strip(), 0.0
+                last, server_pause = f"{type(error).__name__} {error}".strip(), 0.0
                 continue
             if status in _AGAIN:
                 last = f"status {status}"
                 continue
             if status != 200:
-                # A server that answers others can't take this prompt: it is too long for it, say.
+                # A server that answers other prompts can't take this one: it may be too long.
                 if status not in _THE_PROMPTS or not self._has_answered:
                     self._count_failure(f"status {status}")
                 raise AnswerFailed("refused_by_server")
@@ -151,7 +151,7 @@ class AnswerServer:
         raise self._gone(last, self._options.retries + 1)
 
     def _exchange(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, float]:
-        """Status, body, and the seconds to wait that the server asks for; a body without end is given up."""
+        """Status, body, and the pause in seconds that the server requests; an endless body is aborted."""
         deadline = time.monotonic() + self._options.timeout_s
         data = bytearray()
         with self._client.stream("POST", path, json=body) as response:
@@ -162,7 +162,7 @@ class AnswerServer:
             pause = response.headers.get("Retry-After", "")
             return response.status_code, bytes(data), float(pause) if pause.isdecimal() else 0.0
 
-    def _read(self, wanted: Generation, reply: Any) -> Completion:
+    def _read(self, generation: Generation, reply: Any) -> Completion:
         try:
             choice = reply["choices"][0]
             text, finish = choice["text"], choice["finish_reason"]
@@ -173,22 +173,22 @@ class AnswerServer:
         if finish not in ("stop", "length"):
             raise AnswerFailed(f"finish_{finish}"[:40])
         echoed = choice.get("prompt_token_ids") or reply.get("prompt_token_ids")
-        if echoed is not None and echoed != wanted.prompt_ids:
+        if echoed is not None and echoed != generation.prompt_ids:
             raise AnswerFailed("wrong_prompt_ids")
-        given = choice.get("token_ids")
+        reported_ids = choice.get("token_ids")
         ids = (
-            self._checked(given, text)
-            if given is not None
-            else self._tokenised(text, _told_tokens(reply), finish)
+            self._checked(reported_ids, text)
+            if reported_ids is not None
+            else self._tokenised(text, _reported_tokens(reply), finish)
         )
         ids = self._ended(ids, finish, choice.get("stop_reason"))
-        if not ids or len(ids) > wanted.params.max_tokens + 1:
+        if not ids or len(ids) > generation.params.max_tokens + 1:
             raise AnswerFailed("wrong_length")
         reason: FinishReason = "stop" if finish == "stop" else "length"
-        return Completion(text, ids, wanted.prompt_ids, reason, no_stats(len(ids)))
+        return Completion(text, ids, generation.prompt_ids, reason, no_stats(len(ids)))
 
     def _checked(self, ids: Any, text: str) -> list[int]:
-        """Ids that belong to the vocabulary and mean the text."""
+        """Ids that are in the vocabulary and decode to the text."""
         size = len(self._target.tokenizer)
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise AnswerFailed("wrong_ids")
@@ -198,23 +198,23 @@ class AnswerServer:
             body, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         spelled = {decode_all(self._target, ids), decode_all(self._target, body), plain}
-        # A cut in the middle of a character leaves a mark that servers write differently.
+        # A cut inside a character leaves a replacement mark that servers write differently.
         if text.strip().rstrip("\ufffd") not in {one.strip().rstrip("\ufffd") for one in spelled}:
             raise AnswerFailed("wrong_ids")
         return ids
 
-    def _tokenised(self, text: str, told: int, finish: str) -> list[int]:
-        """Ids of a text whose length in tokens the server tells, if they are as many."""
-        if not told:
+    def _tokenised(self, text: str, count: int, finish: str) -> list[int]:
+        """The text's ids, if there are `count` of them as the server reported."""
+        if not count:
             raise AnswerFailed("no_token_ids")
         ids = encode_plain(self._target, text)
         lengths = (len(ids), len(ids) + 1) if finish == "stop" else (len(ids),)
-        if told not in lengths or decode_all(self._target, ids) != text:
+        if count not in lengths or decode_all(self._target, ids) != text:
             raise AnswerFailed("no_round_trip")
         return ids
 
     def _ended(self, ids: list[int], finish: str, stop_reason: Any) -> list[int]:
-        """Nothing after the turn's end; and the end itself, where the server left it out of a finished answer."""
+        """Drop everything after the turn's end; append the end if the server left it out of a finished answer."""
         ends = self._target.chat.turn_end_ids
         for position, token in enumerate(ids):
             if token in ends:
@@ -233,8 +233,8 @@ class AnswerServer:
         with self._lock:
             if budget is not None and self._spent >= budget:
                 raise DataError(
-                    f"the token budget of {budget:,} is spent; what is finished is kept: raise "
-                    "respond.server.token_budget and run again to go on"
+                    f"the token budget of {budget:,} is spent; finished answers are kept: raise "
+                    "respond.server.token_budget and run again to resume"
                 )
             if per_second is None:
                 return
@@ -248,8 +248,8 @@ class AnswerServer:
             self._failures += 1
             if self._failures >= _FAILURES_IN_A_ROW:
                 raise DataError(
-                    f"{self._options.url} failed {self._failures} times in a row ({what}); what is finished is kept: "
-                    "see that it serves the recipe's target, look at its log, and run again to go on"
+                    f"{self._options.url} failed {self._failures} times in a row ({what}); finished answers are kept: "
+                    "check that it serves the recipe's target, read its log, and run again to resume"
                 )
 
     def _gone(self, why: str, attempts: int) -> DataError:
@@ -258,8 +258,8 @@ class AnswerServer:
             what = "is too busy"
             advice = "lower respond.server.concurrency, or raise its timeout_s or retries"
         return DataError(
-            f"{self._options.url} {what} ({why}, {attempts} attempt{'s' * (attempts > 1)}); what is finished "
-            f"is kept: {advice}, and run again to go on"
+            f"{self._options.url} {what} ({why}, {attempts} attempt{'s' * (attempts > 1)}); finished answers "
+            f"are kept: {advice}, and run again to resume"
         )
 
     def _only_model(self) -> str:
@@ -271,7 +271,7 @@ class AnswerServer:
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{self._options.url} doesn't list its models (status {reply.status_code}); set respond.server.model, "
-                "give a key with respond.server.api_key_env, or correct the URL"
+                "set a key with respond.server.api_key_env, or correct the URL"
             ) from error
         if len(names) != 1:
             raise DataError(
@@ -280,34 +280,34 @@ class AnswerServer:
         return str(names[0])
 
 
-def _told_tokens(reply: Any) -> int:
-    """How many tokens the server says it generated; 0 where it doesn't say."""
+def _reported_tokens(reply: Any) -> int:
+    """The number of generated tokens that the server reports; 0 if it doesn't."""
     try:
-        told = reply["usage"]["completion_tokens"]
+        count = reply["usage"]["completion_tokens"]
     except (KeyError, TypeError):
         return 0
-    return told if type(told) is int else 0
+    return count if type(count) is int else 0
 
 
 def key_headers(key_variable: str) -> dict[str, str]:
-    """The header with the key that the environment variable holds. Raises a DataError if it holds none."""
+    """The header with the key from the environment variable. Raises a DataError if it holds none."""
     if not key_variable:
         return {}
     key = os.environ.get(key_variable, "").strip()  # files of secrets end with a newline
     if not key:
         raise DataError(
-            f"respond.server.api_key_env names {key_variable}, which isn't set; export it, or drop it"
+            f"respond.server.api_key_env names {key_variable}, which isn't set; export it, or remove the option"
         )
     if not (key.isascii() and key.isprintable()):
         raise DataError(
-            f"respond.server.api_key_env names {key_variable}, which holds more than the ASCII characters of a key; "
-            "export the key alone"
+            f"respond.server.api_key_env names {key_variable}, which holds characters that no key has; "
+            "export only the key"
         )
     return {"Authorization": f"Bearer {key}"}
 
 
 def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) -> Generator[T, None, None]:
-    """Results of the jobs in their order; as many requests under way as the server is allowed."""
+    """Results of the jobs in their order, with as many running requests as the server is allowed."""
 
     def answers(
         running: Collection[Future[Completion]],
@@ -328,14 +328,14 @@ def run_served(server: AnswerServer, jobs: Iterable[Job[T]], rate: TokenRate) ->
     return keep_full(
         jobs,
         server.concurrency,
-        lambda wanted: _in_thread(partial(server.complete, wanted)),
+        lambda generation: _in_thread(partial(server.complete, generation)),
         answers,
         stop,
     )
 
 
 def _in_thread(work: Callable[[], T]) -> Future[T]:
-    """`work` in a thread that keeps nobody waiting at the end: a request may take many minutes."""
+    """`work` in a daemon thread, since a request may take many minutes and must not delay the exit."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -349,5 +349,5 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def no_stats(tokens: int) -> CompletionStats:
-    """A server doesn't say how an answer came about."""
+    """Empty statistics: a server doesn't report how an answer was generated."""
     return CompletionStats(tokens, 0, 1.0, 0.0, 0.0, 0.0, [], 0, [], PhaseSeconds())

@@ -1,7 +1,7 @@
-"""Which conversations are held out for evaluation: by a hash of their prompt, so that a prompt never changes sides.
+"""Which conversations are held out for evaluation: decided by a hash of the prompt, so a prompt never changes sides.
 
-A few prompts may all fall on one side. Then one prompt of the last shard goes to the other: a head needs answers to
-learn from, and others to be judged on.
+A few prompts may all fall on one side. Then one prompt of the last shard is moved to the other: a head needs answers
+to learn from and others to be evaluated on.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from fledge.data.seeds import unit_interval
 
 
 def split_of(prompt_id: str, heldout: float) -> Split:
-    """Where a prompt's conversations belong; `heldout` is the share of prompts that are kept from training."""
+    """The split of a prompt's conversations; `heldout` is the share of prompts kept out of training."""
     return "heldout" if _place(prompt_id) < heldout else "train"
 
 
 def on_both_sides(last: Sequence[Answered], url: str, heldout: float) -> list[Answered]:
-    """The answers of the last shard, after which none of a folder's two sides is empty, if there are two prompts."""
+    """The answers of the last shard, adjusted so that neither split is empty if there are two prompts."""
     if not 0 < heldout < 1:
         return list(last)
     earlier = read_conversations(url) if Manifest.load(url).shards else ()
-    found = {c.split for c in earlier if is_trainable(len(c.token_ids), c.supervised_tokens)}
+    existing = {c.split for c in earlier if is_trainable(len(c.token_ids), c.supervised_tokens)}
     usable = [a for a in last if any(_usable(a))]
-    sides = found | {split for a in usable for split in _usable(a)}
-    if len(sides) != 1 or len(usable) + len(found) < 2:
+    sides = existing | {split for a in usable for split in _usable(a)}
+    if len(sides) != 1 or len(usable) + len(existing) < 2:
         return list(last)
     (side,) = sides
     nearest = max if side == "heldout" else min
@@ -37,9 +37,9 @@ def on_both_sides(last: Sequence[Answered], url: str, heldout: float) -> list[An
 
 
 def _usable(answered: Answered) -> Iterable[str]:
-    """The sides of the conversations that training or evaluation can use."""
-    found = answered.conversations
-    return [c.split for c in found if is_trainable(len(c.token_ids), c.supervised_tokens)]
+    """The splits of the conversations that training or evaluation can use."""
+    conversations = answered.conversations
+    return [c.split for c in conversations if is_trainable(len(c.token_ids), c.supervised_tokens)]
 
 
 def _moved(answered: Answered, split: Split) -> Answered:

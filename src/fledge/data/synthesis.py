@@ -1,6 +1,6 @@
 """The target writes user turns itself (Magpie, arXiv 2406.08464).
 
-    <start of a user turn, from the template> + opening   ->  the target samples on  ->  turn end
+    <start of a user turn, from the template> + opening   ->  the target continues  ->  turn end
 
 Attempt i depends on the stage's seed and on i alone: its category, opening, words and sampling.
 """
@@ -32,11 +32,11 @@ class Draft:
     attempt: int
     category: str
     text: str
-    reason: str | None  # "cut", "unfinished" or "template": rejected already
+    reason: str | None  # "cut", "unfinished" or "template": already rejected
 
 
 class PromptWriterJobs:
-    """Makes the job that writes user turn number i."""
+    """Builds the job that writes user turn number i."""
 
     def __init__(self, target: Target, options: PromptOptions) -> None:
         self._target = target
@@ -84,7 +84,7 @@ class PromptWriterJobs:
         return text[: place + len(until)].strip(), None
 
     def _ending_tokens(self, until: str) -> tuple[int, ...]:
-        """Tokens that hold the whole ending: no need to write on after one."""
+        """Tokens that contain the complete ending; generation can stop after one."""
         if until not in self._enders:
             tokens = self._target.tokenizer.batch_decode([[i] for i in range(len(self._target.tokenizer))])
             self._enders[until] = tuple(i for i, token in enumerate(tokens) if until in token)
@@ -92,14 +92,14 @@ class PromptWriterJobs:
 
 
 def fill(text: str, rng: random.Random) -> str:
-    """Replace each `{placeholder}` that has words by one of them; other braces stay as they are."""
+    """Replace each known `{placeholder}` with one of its words; leave other braces alone."""
     return _PLACEHOLDER.sub(
         lambda match: rng.choice(PLACEHOLDERS[match[1]]) if match[1] in PLACEHOLDERS else match[0], text
     )
 
 
 def special_token_ids(target: Target) -> frozenset[int]:
-    """Ids that stand for structure rather than text."""
+    """Ids that represent structure rather than text."""
     added = target.tokenizer.added_tokens_decoder.items()
     return frozenset(target.tokenizer.all_special_ids) | {int(i) for i, token in added if token.special}
 
@@ -116,7 +116,7 @@ def _checked_mix(options: PromptOptions, openings: dict[str, list[Opening]]) -> 
     mix = options.mix
     if mix is None:
         shipped = options.openings is None
-        mix = DEFAULT_MIX if shipped else {c: sum(o.weight for o in some) for c, some in openings.items()}
+        mix = DEFAULT_MIX if shipped else {c: sum(o.weight for o in group) for c, group in openings.items()}
     unknown = sorted(category for category, weight in mix.items() if weight and category not in openings)
     if unknown or not openings:
         raise DataError(

@@ -1,4 +1,4 @@
-"""How a conversation goes on after an answer, in token ids, without touching the ids it already has.
+"""How a conversation continues after an answer, in token ids, without changing the ids it already has.
 
 ids so far                                       | next turn
 <user> question <end> <assistant> answer <end>   | <user> question <end> <assistant>
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from fledge.target import Target
 from fledge.target.chat import Message
 
-# Two contents that share no beginning, and an answer that no template trims.
+# Two contents without a common prefix, and an answer that no template trims.
 _PROBES = ("0", "Q")
 _ANSWER: Message = {"role": "assistant", "content": "OK"}
 
 
 def next_user_start(target: Target, messages: Sequence[Message]) -> list[int] | None:
-    """Ids between an answer's end and the next user's first word; None if the template knows no such place."""
+    """Ids between an answer's end and the next user's first word; None if the template has no such place."""
     probes = [next_turn_ids(target, messages, probe) for probe in _PROBES]
     if probes[0] is None or probes[1] is None:
         return None
@@ -31,10 +31,10 @@ def next_user_start(target: Target, messages: Sequence[Message]) -> list[int] | 
 
 
 def next_turn_ids(target: Target, messages: Sequence[Message], text: str) -> list[int] | None:
-    """Ids after an answer's end for a further user turn, up to where the target's next answer begins.
+    """Ids after an answer's end for another user turn, up to where the target's next answer begins.
 
-    `messages` end with the user turn that was answered. None if the template renders them differently once more
-    turns follow, or doesn't end an answer with one of the target's turn ends.
+    `messages` end with the answered user turn. None if the template renders them differently once more turns follow, or
+    doesn't end an answer with one of the target's turn ends.
     """
     chat = target.chat
     before = chat.prompt_ids(messages)
@@ -50,7 +50,7 @@ def next_turn_ids(target: Target, messages: Sequence[Message], text: str) -> lis
 def keeps_history(target: Target, messages: Sequence[Message], ids: Sequence[int]) -> bool:
     """Whether serving would render `messages` (ending with a user turn) to the same text as `ids`.
 
-    False where a template trims or drops something that was generated, such as thinking.
+    False if a template trims or drops generated text, such as thinking.
     """
     rendered = target.chat.prompt_ids(messages)
     return rendered == list(ids) or decode_all(target, rendered) == decode_all(target, ids)
@@ -65,5 +65,5 @@ def decode_all(target: Target, ids: Sequence[int]) -> str:
 
 
 def encode_plain(target: Target, text: str) -> list[int]:
-    """Ids of text that goes on after other ids, nothing added."""
+    """Ids of text that continues other ids, without added special tokens."""
     return list(target.tokenizer.encode(text, add_special_tokens=False))

@@ -1,10 +1,10 @@
-"""Answers that are finished but in no shard yet, kept in a file beside the shards.
+"""Finished answers that aren't in a shard yet, saved in a file beside the shards.
 
     prompts   0   1   2 | 3   4   5 | 6   7   8
-              written   | in the file: 4, 5 and 8, for 3 is still being answered
+              written   | in the file: 4, 5 and 8, since 3 is still being answered
 
-The file is written anew once a minute and when the stage stops: a kill costs a minute, not all that waits for 3. Before
-the Parquet stands a line with its checksum.
+The file is rewritten once a minute and when the stage stops, so a kill costs a minute of work, not everything that
+waits for 3. A line with the checksum precedes the Parquet data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fledge.data.parquet import to_parquet
 from fledge.data.privacy import Audit
 
 NAME = "waiting.parquet"
-_PARQUET = b"PAR1"  # how a file without a checksum begins: an older version's
+_PARQUET = b"PAR1"  # start of a file without a checksum, from an older version
 _EVERY_S = 60.0
 _ANSWERED = pa.schema(
     [
@@ -40,10 +40,10 @@ _ANSWERED = pa.schema(
 
 
 class Waiting:
-    """What came of prompts by their number, from the first on that is in no shard."""
+    """Outcomes of prompts by number, from the first prompt that isn't in a shard."""
 
     def __init__(self, folder: str, first: int) -> None:
-        """Takes what an earlier call left in the folder.
+        """Loads what an earlier call left in the folder.
 
         Raises:
             StorageError: the file can't be read.
@@ -57,7 +57,7 @@ class Waiting:
         self._saved = time.monotonic()
 
     def job(self, number: int, job: Job[Answered]) -> Job[Answered]:
-        """A prompt's job; one that was finished before ends at once."""
+        """A prompt's job; one that was finished before returns immediately."""
         if number not in self._answered:
             self._answered[number] = yield from job
             if time.monotonic() > self._saved + _EVERY_S:
@@ -65,16 +65,16 @@ class Waiting:
         return self._answered[number]
 
     def forget(self, below: int) -> None:
-        """Drop what is in shards now."""
-        self._answered = {number: found for number, found in self._answered.items() if number >= below}
+        """Drop outcomes that are in shards now."""
+        self._answered = {number: outcome for number, outcome in self._answered.items() if number >= below}
 
     def save(self) -> None:
-        """Write the file, or delete it if nothing waits."""
+        """Write the file, or delete it if it would be empty."""
         if self._answered:
             rows = [
-                asdict(found)
-                | {"number": number, "audit": json.dumps(found.audit.to_dict()) if found.audit else None}
-                for number, found in sorted(self._answered.items())
+                asdict(outcome)
+                | {"number": number, "audit": json.dumps(outcome.audit.to_dict()) if outcome.audit else None}
+                for number, outcome in sorted(self._answered.items())
             ]
             data = to_parquet(rows, _ANSWERED)
             write_atomic(self._url, f"{sha256(data)}\n".encode() + data)
@@ -93,7 +93,7 @@ def _rows(url: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(data)).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
-            f"{url} is damaged ({error}); delete it and run again: what waits in it is asked for once more"
+            f"{url} is damaged ({error}); delete it and run again: its answers will be generated again"
         ) from error
     return rows
 
@@ -101,6 +101,6 @@ def _rows(url: str) -> list[dict[str, Any]]:
 def _answered(
     prompt_id: str, conversations: list[dict[str, object]], reason: str | None, audit: str | None
 ) -> Answered:
-    found = tuple(Conversation(**row) for row in conversations)  # type: ignore[arg-type]
+    restored = tuple(Conversation(**row) for row in conversations)  # type: ignore[arg-type]
     counted = None if audit is None else Audit.from_dict(json.loads(audit))
-    return Answered(prompt_id, found, reason, counted)
+    return Answered(prompt_id, restored, reason, counted)

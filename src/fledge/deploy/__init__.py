@@ -1,1 +1,1 @@
-"""Serving with other engines and on other people's machines: SGLang, vLLM, Vertex AI."""
+"""Serving with other engines and in the cloud: SGLang, vLLM, Vertex AI."""

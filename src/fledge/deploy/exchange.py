@@ -1,5 +1,5 @@
-"""Handing a head over: `fledge export` writes it as an engine loads it, `fledge import` takes one trained elsewhere,
-`fledge doctor` says why one accepts little."""
+"""Exchanging heads: `fledge export` writes one in an engine's form, `fledge import` reads one trained elsewhere,
+`fledge doctor` explains why one accepts little."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def export_head(
     dtype: str = "keep",
     push: str | None = None,
 ) -> Head:
-    """Write a head in another form, with a model card, read it back and compare every bit.
+    """Write a head in another form, with a model card, then read it back and compare every bit.
 
     Args:
         source: a head in any known form, or `released`.
         destination: folder or fsspec URL.
         form: one of `fledge.heads.forms.FORMS`.
-        target: the head's target: it is checked, and its name, layers and embedding become known.
-        embedding: include the target's embedding; None: where the form's own code needs it (eagle).
+        target: the head's target, used to check it and to fill in its name, layers and embedding.
+        embedding: include the target's embedding; None: if the form needs it (eagle).
         dtype: keep, bfloat16, float16 or float32.
         push: hub repository to upload the folder to.
     """
-    chosen, wanted = check_form(form), _dtype(dtype)
+    chosen, torch_dtype = check_form(form), _dtype(dtype)
     _refuse_overwriting(destination)
     loaded = None if target is None else Target.load(target)
     head = Head.load(_source(source, loaded))
@@ -63,7 +63,7 @@ def export_head(
     elif embedding is False and head.weights.embedding is not None:
         if head.config.hidden_size != head.config.target_hidden_size:
             raise HeadError(
-                "this head needs its own embedding, its size isn't the target's: leave --no-embedding out"
+                "this head needs its own embedding, since its size isn't the target's: leave --no-embedding out"
             )
         head = Head(head.config, replace(head.weights, embedding=None), head.metadata)
     if head.config.norm_before_residual and chosen not in ("vllm", "speculators"):
@@ -71,15 +71,15 @@ def export_head(
             f"this head uses norm_before_residual, which engines of the {chosen} form leave out without an error: "
             "use the vllm or speculators form"
         )
-    if wanted == torch.float16:
+    if torch_dtype == torch.float16:
         _check_float16(head)
-    _write(head, destination, chosen, wanted, push or _name(destination))
-    _compare(head, Head.load(destination), wanted, destination)
+    _write(head, destination, chosen, torch_dtype, push or _name(destination))
+    _compare(head, Head.load(destination), torch_dtype, destination)
     say(f"head: {destination} ({chosen} form, every tensor read back and compared)")
     if push is not None:
-        say(f"uploading to {constants.ENDPOINT}/{push}; if it isn't there yet, it is made private")
+        say(f"uploading to {constants.ENDPOINT}/{push}; if it doesn't exist yet, it is created as private")
         with tempfile.TemporaryDirectory() as folder:
-            _write(head, folder, chosen, wanted, push)
+            _write(head, folder, chosen, torch_dtype, push)
             say(f"pushed: {push_folder(folder, push)}")
     return head
 
@@ -87,15 +87,15 @@ def export_head(
 def import_head(
     source: str, destination: str, *, target: str | None = None, layers: list[int] | None = None
 ) -> Head:
-    """Take a head of any known form into fledge's own, bit for bit.
+    """Convert a head of any known form to fledge's own, bit for bit.
 
-    `layers` says which three layers' outputs the head was trained on, where its config says it wrongly.
+    `layers`: the three layers whose outputs the head was trained on, if its config is wrong.
     """
     _refuse_overwriting(destination)
     head = Head.load(source)
     if layers:
         if not are_three_layers(layers):
-            raise HeadError(f"--layers {layers} can't be: give three layers in order, such as 1,14,26")
+            raise HeadError(f"--layers {layers} is invalid: give three layers in order, such as 1,14,26")
         head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
     if target is not None:
         head = _fitted(head, Target.load(target))
@@ -118,10 +118,10 @@ def examine(
     device: str,
     chat_template_kwargs: Mapping[str, Any],
 ) -> int:
-    """Print what the doctor finds; the exit code."""
+    """Print the doctor's findings; returns the exit code."""
     loaded = Target.load(target, device=device, chat_template_kwargs=chat_template_kwargs)
     with StageProgress("doctor") as progress:
-        found = diagnose(
+        diagnosis = diagnose(
             loaded,
             head_url(loaded, head),
             engine=engine,
@@ -130,14 +130,14 @@ def examine(
             max_tokens=max_tokens,
             progress=progress.update,
         )
-    for row in found.measured:
+    for row in diagnosis.measured:
         say(f"{row.name}: {row.value}", dim=True)
-    for finding in found.findings:
+    for finding in diagnosis.findings:
         likely = "" if finding.certain else " (likely)"
         say(f"{finding.fault}{likely}: {finding.what}. {finding.remedy}.")
-    if not found.findings:
+    if not diagnosis.findings:
         say("no fault found")
-    return 1 if found.findings else 0
+    return 1 if diagnosis.findings else 0
 
 
 def parse_layers(text: str | None) -> list[int] | None:
@@ -151,7 +151,7 @@ def parse_layers(text: str | None) -> list[int] | None:
 
 
 def first_difference(one: Head, other: Head) -> str | None:
-    """The name of the first tensor, in the order of a forward, that isn't bit for bit the same; None: all are."""
+    """The name of the first tensor, in the order of a forward, that differs in any bit; None: all are equal."""
     if not torch.equal(one.weights.d2t, other.weights.d2t):
         return "d2t"
     mine, theirs = canonical_tensors(one), canonical_tensors(other)
@@ -163,18 +163,18 @@ def first_difference(one: Head, other: Head) -> str | None:
 
 
 def _fitted(head: Head, target: Target) -> Head:
-    """The head checked against its target, and with what that tells filled in where nothing was recorded."""
+    """The head checked against its target, with missing records filled in from the target."""
     target = head.target_it_reads(target)
     head = head.fitted_to(target)
     m, c = head.metadata, target.config
-    known = replace(
+    metadata = replace(
         m,
         target_name=m.target_name or target.name,
         target_architecture=m.target_architecture or c.architecture,
         target_layers=c.num_layers,
         feature_layers=m.feature_layers or c.feature_layers,
     )
-    return Head(head.config, head.weights, known)
+    return Head(head.config, head.weights, metadata)
 
 
 def _with_embedding(head: Head, target: Target | None) -> Head:
@@ -205,13 +205,13 @@ def _check_float16(head: Head) -> None:
 
 
 def _write(head: Head, folder: str, form: Form, dtype: torch.dtype | None, name: str) -> None:
-    """The head and its model card, under the name the card gives it."""
+    """Write the head and its model card, which uses `name`."""
     write_head(head, folder, form, dtype=dtype)
     write_atomic(join(folder, "README.md"), model_card(head, form, name).encode())
 
 
 def _refuse_overwriting(destination: str) -> None:
-    """Raise HeadError for a folder whose config.json is no head's: a model's, say, whose weights would be lost."""
+    """Raise a HeadError for a folder with another config.json, such as a model's, whose weights would be lost."""
     if not exists(join(destination, CONFIG_NAME)):
         return
     try:
@@ -236,5 +236,5 @@ def _name(url: str) -> str:
 
 def _dtype(name: str) -> torch.dtype | None:
     if name != "keep" and name not in _DTYPES:
-        raise HeadError(f"dtype {name!r} isn't known: use keep, {', '.join(_DTYPES)}")
+        raise HeadError(f"dtype {name!r} is unknown: use keep, {', '.join(_DTYPES)}")
     return _DTYPES.get(name)

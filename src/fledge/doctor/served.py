@@ -1,10 +1,10 @@
-"""A served engine seen from outside: its prompts, answers and acceptance, one prompt at a time.
+"""A served engine as seen from outside: its prompts, answers and acceptance, one prompt at a time.
 
 engine    answers from token ids    acceptance of one request
 vLLM      POST /v1/completions      counters spec_decode_num_{drafts,accepted_tokens} before and after
 SGLang    POST /generate            meta_info: completion_tokens / spec_verify_ct
 
-Neither shows its draft logits; tau, prompt by prompt, is what can be compared from outside.
+Neither exposes its draft logits; tau per prompt is what can be compared from outside.
 `OPENAI_API_KEY` is sent if it is set.
 """
 
@@ -30,8 +30,8 @@ class ServedAnswer:
 
     token_ids: list[int]  # empty if the engine doesn't return ids
     text: str
-    drafts: int  # verifies that checked drafted tokens; 0: none, or not told
-    tau: float  # tokens per verify, bonus token included; 0: not told
+    drafts: int  # verifies that checked drafted tokens; 0: none, or unknown
+    tau: float  # tokens per verify, bonus token included; 0: unknown
 
 
 class ServedEngine:
@@ -39,22 +39,22 @@ class ServedEngine:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        found = self._call("/v1/models")
+        models = self._call("/v1/models")
         try:
-            self.model = str(found["data"][0]["id"])
+            self.model = str(models["data"][0]["id"])
         except (KeyError, IndexError, TypeError):
             raise EngineError(
                 f"{self.url} names no model at /v1/models: give an OpenAI-compatible server"
             ) from None
-        # fledge's own server plans how much to draft, by the load it is under.
-        self.plans = found["data"][0].get("owned_by") == "fledge"
+        # fledge's own server chooses how much to draft according to its load.
+        self.plans = models["data"][0].get("owned_by") == "fledge"
         self.kind = "sglang" if self._try("/get_model_info") or self._try("/model_info") else "vllm"
 
     def prompt_ids(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        """The ids the server makes of a conversation; None if it doesn't tell."""
+        """The ids the server makes of a conversation; None if it doesn't return them."""
         body = {"model": self.model, "messages": list(messages), "add_generation_prompt": True}
-        found = self._try("/tokenize", body)
-        ids = (found or {}).get("tokens")
+        reply = self._try("/tokenize", body)
+        ids = (reply or {}).get("tokens")
         return [int(i) for i in ids] if isinstance(ids, list) else None
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> ServedAnswer:
@@ -80,16 +80,16 @@ class ServedEngine:
             "input_ids": list(prompt_ids),
             "sampling_params": {"max_new_tokens": max_tokens, "temperature": 0},
         }
-        found = self._call("/generate", body)
-        meta = found.get("meta_info") or {}
+        reply = self._call("/generate", body)
+        meta = reply.get("meta_info") or {}
         verifies = int(meta.get("spec_verify_ct") or 0)
         tau = int(meta.get("completion_tokens") or 0) / verifies if verifies else 0.0
         return ServedAnswer(
-            [int(i) for i in found.get("output_ids") or []], str(found.get("text", "")), verifies, tau
+            [int(i) for i in reply.get("output_ids") or []], str(reply.get("text", "")), verifies, tau
         )
 
     def _counters(self) -> tuple[int, int]:
-        """Drafts and accepted tokens so far, from the metrics page; zeros if it has none."""
+        """Drafts and accepted tokens so far, from the metrics page; zeros without one."""
         try:
             text = self._open("/metrics").decode()
         except EngineError:
@@ -124,9 +124,9 @@ class ServedEngine:
                 content: bytes = response.read()
             return content
         except urllib.error.HTTPError as error:
-            told = error.read(300).decode(errors="replace")
+            message = error.read(300).decode(errors="replace")
             raise EngineError(
-                f"{self.url}{path} refuses: {error.code} {told}; see the server's log"
+                f"{self.url}{path} refuses: {error.code} {message}; see the server's log"
             ) from error
         except (OSError, ValueError) as error:
             raise EngineError(f"{self.url}{path} can't be reached ({error}): is the server up?") from error

@@ -1,4 +1,4 @@
-"""What SGLang and vLLM do silently with a head's files, each by its own rules."""
+"""What SGLang and vLLM silently do with a head's files, each by its own rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def engine_findings(
     elif engine == "vllm":
         yield from _vllm(raw)
     else:
-        raise HeadError(f"--engine {engine} isn't known: use vllm, sglang or a server's URL")
+        raise HeadError(f"--engine {engine} is unknown: use vllm, sglang or a server's URL")
     yield from _layers(engine, raw, target)
 
 
@@ -65,7 +65,7 @@ def _vllm(raw: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Finding]:
-    """The layers this engine would really read, counted by output."""
+    """The layers this engine would actually read, counted by output."""
     n = target.config.num_layers
     default = engine_feature_layers(n) or (1, n // 2 - 1, n - 4)
     nested, top = (raw.get("eagle_config") or {}).get(_IDS), raw.get(_IDS)
@@ -76,9 +76,9 @@ def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Fin
         read = tuple(i - 1 for i in ids)[:3] if ids else default
     meant = meant_layers(raw, target)
     if read != meant:
-        wanted = ", ".join(map(str, meant))
+        expected = ", ".join(map(str, meant))
         yield Finding(
             "layers",
-            f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are {wanted}",
+            f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are {expected}",
             _EXPORT.format(engine) + " --target TARGET",
         )

@@ -1,11 +1,11 @@
-"""What of a draft head runs: its weights and vocabulary, and its forward. Heads as files are `fledge.heads`.
+"""The running part of a draft head: weights, vocabulary and forward. Heads as files are in `fledge.heads`.
 
-Its files:
+Files:
 
-    weights.py      all tensors of a head, with a drawing of what they do
-    config.py       its sizes and where it comes from; vocabulary.py: the tokens it can propose
+    weights.py      all tensors of a head, with a drawing of the architecture
+    config.py       its sizes and provenance; vocabulary.py: the tokens it can propose
     runner.py       its forward over a paged KV pool, in torch; cpu.py: on the CPU kernels
-    race.py         how a sampled token is decided, which the head can work out beforehand
+    race.py         how a sampled token is chosen, which the head can predict
     tree.py         a batch of draft trees
 """
 

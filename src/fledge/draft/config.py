@@ -1,4 +1,4 @@
-"""The shape of a draft head, in one form for every checkpoint format."""
+"""The shape of a draft head, in one form for all checkpoint formats."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class HeadMetadata:
-    """Where a head comes from; kept in its config.json under `fledge`. Empty strings: not known."""
+    """A head's provenance; stored in its config.json under `fledge`. Empty strings: unknown."""
 
     target_name: str = ""
     target_revision: str = ""
     tokenizer_hash: str = ""
     target_architecture: str = ""
-    target_layers: int = 0  # 0: not known
-    feature_layers: tuple[int, ...] = ()  # layers whose OUTPUT the head reads; empty: the default ones
-    training: Mapping[str, Any] = field(default_factory=dict)  # facts for people: data, steps, tau
+    target_layers: int = 0  # 0: unknown
+    feature_layers: tuple[int, ...] = ()  # layers whose OUTPUT the head reads; empty: the defaults
+    training: Mapping[str, Any] = field(default_factory=dict)  # informational: data, steps, tau
 
     @classmethod
     def of(cls, target: Target) -> HeadMetadata:
-        """What is known of a head that learns from `target`."""
+        """The metadata of a head trained for `target`."""
         c = target.config
         return cls(
             target.name, target.revision, target.chat.hash, c.architecture, c.num_layers, c.feature_layers

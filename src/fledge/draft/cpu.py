@@ -1,7 +1,7 @@
-"""The draft head on the CPU kernels: one C++ call per draft step or extend, top-k included.
+"""The draft head on the CPU kernels: one C++ call per draft step or extend, including top-k.
 
-A draft step does little but read the head's matrices, so they are kept in 8 bits (`native/int8.h`). That changes
-what is drafted now and then, never what is answered: the target verifies in bf16 all the same.
+A draft step mostly reads the head's matrices, so they are stored in 8 bits (`native/int8.h`). That occasionally changes
+what is drafted, but never the answer: the target still verifies in bf16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fledge.target.rope import rope_tables
 
 
 def native_head_reason(config: HeadConfig) -> str:
-    """Why the native runner can't serve this head; empty when it can."""
+    """Why the native runner can't run this head; empty if it can."""
     if config.target_hidden_size % 32:
         return f"target_hidden_size {config.target_hidden_size} is not a multiple of 32"
     return (
@@ -42,7 +42,7 @@ def native_head_reason(config: HeadConfig) -> str:
 class NativeHeadRunner:
     """`HeadRunner` on the CPU kernels; page size 32. `embedding` [V, H] is the target's, or the head's own.
 
-    int8: the matrices in 8 bits; otherwise in bf16, as everything else is.
+    int8: the matrices in 8 bits; otherwise bf16, like everything else.
     """
 
     page_size = abi.PAGE_SIZE
@@ -70,7 +70,7 @@ class NativeHeadRunner:
             config.head_dim,
             config.rope_theta,
             config.rope_scaling,
-            config.max_position_embeddings + abi.MOST_NODES,  # with the window of the last round
+            config.max_position_embeddings + abi.MOST_NODES,  # plus the window of the last round
         )
         input_norm, post_norm, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
         cos, sin = (t.data_ptr() for t in self._rope)
@@ -100,12 +100,12 @@ class NativeHeadRunner:
 
     @property
     def pointer(self) -> int:
-        """Where the kernels find the head, as long as the runner lives."""
+        """The head's address for the kernels, valid as long as the runner lives."""
         return ctypes.addressof(self._struct)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the head's own matrices in memory."""
+        """Memory of the head's own matrices in bytes."""
         return sum(matrix.bytes for matrix in self._matrices)
 
     def allocate_kv(self, pages: int) -> Tensor:
@@ -114,7 +114,7 @@ class NativeHeadRunner:
         return ops.pages_of_zeros(1, pages, c.num_kv_heads, 2, self.page_size * c.head_dim)
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes one token takes in the pool."""
+        """Bytes per token in the pool."""
         return self.config.num_kv_heads * 2 * self.config.head_dim * 2
 
     def forward(
@@ -127,7 +127,7 @@ class NativeHeadRunner:
         k: int,
         draws: Draws | None = None,
     ) -> DraftOutput:
-        """The head over R rows; see `HeadRunner.forward`."""
+        """Run the head over R rows; see `HeadRunner.forward`."""
         if (features is None) == (hidden is None):
             raise EngineError("a head forward takes either features (extend) or hidden states (draft step)")
         if k > min(abi.MOST_NODES, self.config.draft_vocab_size):
@@ -135,8 +135,8 @@ class NativeHeadRunner:
             raise EngineError(f"{k} proposals a node are too many: use at most {limit}")
         rows = batch.token_ids.shape[0]
         arguments = batch_arguments(batch)
-        wanted = None if batch.logit_rows is None else batch.logit_rows.int().contiguous()
-        count = rows if wanted is None else wanted.shape[0]
+        logit_rows = None if batch.logit_rows is None else batch.logit_rows.int().contiguous()
+        count = rows if logit_rows is None else logit_rows.shape[0]
         held = [None if t is None else t.to(torch.bfloat16).contiguous() for t in (features, hidden)]
         out = DraftOutput(
             token_ids=torch.empty(count, k, dtype=torch.int64),
@@ -148,7 +148,7 @@ class NativeHeadRunner:
             filters = torch.stack([column.to(torch.float32) for column in draws[:4]], 1)  # [M, 4]
             drawn = (filters, draws.coin.contiguous())
         pointers = (ops.address(t) for t in (*held, *out, *drawn))
-        outputs = abi.HeadOutputs(ops.address(wanted), count, k, *pointers)
+        outputs = abi.HeadOutputs(ops.address(logit_rows), count, k, *pointers)
         self._library.fledge_head_forward(
             ctypes.byref(self._struct),
             ctypes.byref(arguments.struct),

@@ -1,15 +1,15 @@
-"""The race that decides a sampled token, which a draft head can run beforehand.
+"""The exponential race that chooses a sampled token, which a draft head can run in advance.
 
-Every token i takes a time that is exponentially distributed with its weight as the rate, and the first to arrive is
-the choice: it is token i with probability w[i] / sum(w) (the exponential race, also known as the Gumbel-max trick).
+Every token i has an arrival time that is exponentially distributed with its weight as the rate, and the first to arrive
+is chosen: token i with probability w[i] / sum(w) (also known as the Gumbel-max trick).
 
     time[i] = unit_time[i] / w[i]        unit_time depends on the position's coin and on the token alone
 
-A coin is 64 random bits that follow from the request's seed and the position (`engine/sampling.py`), so it is known
-before anything is drafted. The head can work out the same unit times, and its weights are close to the target's: its
-own race tells which token is likely to win the target's, far better than its probabilities do. The target's choice
-depends on its own weights and the coin alone, so what is drafted changes no token (a coupling by shared randomness:
-Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+A coin is 64 random bits derived from the request's seed and the position (`engine/sampling.py`), so it is known before
+drafting. The head can compute the same unit times, and its weights are close to the target's: its own race predicts
+the winner of the target's race much better than its probabilities do. The target's choice depends only on its own
+weights and the coin, so drafts change no token (a coupling by shared randomness: Daliri, Musco, Suresh 2024, arXiv
+2408.07978).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor
 
 _HALF = (1 << 32) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35  # murmur3's finaliser (Appleby)
-_BEHIND = 1e-6  # of its weight is left to a token that the filters drop
+_FILTERED = 1e-6  # share of its weight that a filtered token keeps
 
-# The temperature of the head's race, by the target's. A head leaves more probability than the target to the many tokens
-# that don't fit, and each of them may win.
+# The temperature of the head's race, per target temperature. A head gives more probability than the target to the many
+# unlikely tokens, and each of them may win.
 HEAD_TEMPERATURE = 0.9
 
 
@@ -39,7 +39,7 @@ class Draws(NamedTuple):
 
 
 def unit_times(coins: Tensor, token_ids: Tensor) -> Tensor:
-    """Exponentially distributed numbers [M, V] float32 for `coins` [M] int64 and tokens [V], alike on every backend."""
+    """Exponentially distributed numbers [M, V] float32 for `coins` [M] int64 and tokens [V], equal on every backend."""
     low, high = (coins & _HALF)[:, None], ((coins >> 32) & _HALF)[:, None]
     z = _mixed(_mixed((token_ids * _GOLDEN + low) & _HALF) ^ high)
     unit = ((z >> 9).to(torch.float32) + 0.5) * 2.0**-23  # in (0, 1), exact
@@ -47,18 +47,18 @@ def unit_times(coins: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def foreseen(log_probs: Tensor, token_ids: Tensor, draws: Draws) -> Tensor:
-    """Log probabilities [M, V] that each token wins its race, by the head's own [M, V]; greedy rows stay."""
+    """Log probabilities [M, V] that each token wins its race, from the head's own [M, V]; greedy rows are unchanged."""
     temperature = draws.temperature[:, None]
     scaled = log_probs / temperature.clamp(min=1e-4)
     weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
     least = torch.maximum(draws.min_p[:, None], truncation_threshold(weights, draws.top_k, draws.top_p))
-    weights = torch.where(weights >= least, weights, _BEHIND * weights)
+    weights = torch.where(weights >= least, weights, _FILTERED * weights)
     won = weights.log() - unit_times(draws.coin, token_ids).log()
     return torch.where(temperature > 0, won.log_softmax(-1), log_probs)
 
 
 def truncation_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Weight of the last token that top-k and then top-p keep, [M, 1]."""
+    """Weight of the last token kept by top-k and then top-p, [M, 1]."""
     ordered = weights.sort(-1, descending=True).values  # [M, V]
     vocabulary = ordered.shape[-1]
     last = torch.where(top_k > 0, top_k.clamp(max=vocabulary), vocabulary)[:, None] - 1
@@ -67,7 +67,7 @@ def truncation_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tenso
     mass = ordered.cumsum(-1, dtype=torch.float64)
     before = mass - ordered  # probability of everything more probable
     inside = before < top_p[:, None] * mass[:, -1:]
-    # Nothing comes before the first: there is one, unless the row holds no numbers, which must not harm its neighbours.
+    # Nothing precedes the first token, so one is kept, unless the row holds NaNs, which must not affect other rows.
     count = inside.sum(-1, keepdim=True).clamp(min=1)
     nucleus = torch.where(top_p[:, None] < 1, ordered.gather(1, count - 1), kth)
     return torch.maximum(kth, nucleus)

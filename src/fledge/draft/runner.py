@@ -1,4 +1,4 @@
-"""Running a head over a paged KV pool that shares page size and page tables with the target's.
+"""Runs a head over a paged KV pool with the target's page size and page tables.
 
 The head's KV index p belongs to position p, where the head has read x[p+1] and the feature of x[p].
 """
@@ -20,15 +20,15 @@ from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables
 
-DraftWeights = Literal["int8", "bfloat16"]  # what the head's matrices are kept in
+DraftWeights = Literal["int8", "bfloat16"]  # storage of the head's matrices
 
 
 class DraftOutput(NamedTuple):
-    """What a head forward returns of the M rows asked for."""
+    """The outputs of a head forward for the M requested rows."""
 
     token_ids: Tensor  # [M, k] int64, target ids, most probable first
-    log_probs: Tensor  # [M, k] float32, within the draft vocabulary; of sampled rows, knowing their coins
-    hidden: Tensor  # [M, H], what the next draft step takes
+    log_probs: Tensor  # [M, k] float32, within the draft vocabulary; for sampled rows, given their coins
+    hidden: Tensor  # [M, H], input of the next draft step
 
 
 class HeadRunner(Protocol):
@@ -38,11 +38,11 @@ class HeadRunner(Protocol):
     page_size: int
 
     def allocate_kv(self, pages: int) -> Tensor:
-        """A zeroed KV pool for `pages` pages; its layout is the runner's own business."""
+        """A zeroed KV pool for `pages` pages; the layout is private to the runner."""
         ...
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes one token takes in the pool."""
+        """Bytes per token in the pool."""
         ...
 
     def forward(
@@ -57,7 +57,7 @@ class HeadRunner(Protocol):
     ) -> DraftOutput:
         """Run the head over R rows.
 
-        batch.token_ids are the NEXT tokens x[p+1], batch.positions the p's. Give exactly one of
+        batch.token_ids are the NEXT tokens x[p+1], batch.positions the p's. Pass exactly one of
         features [R, 3 * Ht] (extend: fc applies) and hidden [R, H] (draft step: the head's own earlier output).
         draws: how the M rows' tokens will be sampled; None: greedily.
         """
@@ -65,12 +65,12 @@ class HeadRunner(Protocol):
 
 
 class TorchHeadRunner:
-    """The head in plain torch: any device and type, and the definition the kernels are tested against."""
+    """The head in plain torch: any device and dtype, and the reference for the kernels."""
 
     def __init__(
         self, config: HeadConfig, weights: HeadWeights, embedding: Tensor, *, page_size: int
     ) -> None:
-        """`embedding` [V, H] is the target's, or the head's own; its type and device are computed in."""
+        """`embedding` [V, H] is the target's or the head's own; it sets the dtype and device of the computation."""
         self.config = config
         self.page_size = page_size
         self.dtype, self.device = embedding.dtype, embedding.device
@@ -82,7 +82,7 @@ class TorchHeadRunner:
             config.head_dim,
             config.rope_theta,
             config.rope_scaling,
-            config.max_position_embeddings + MOST_NODES,  # with the window of the last round
+            config.max_position_embeddings + MOST_NODES,  # plus the window of the last round
         )
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)
 
@@ -122,7 +122,7 @@ class TorchHeadRunner:
         )
 
     def _entry(self, features: Tensor | None, hidden: Tensor | None) -> Tensor:
-        """The hidden state the layer starts from, [R, H]."""
+        """The layer's input hidden state, [R, H]."""
         if features is None and hidden is not None:
             return hidden.to(self.dtype)
         if features is None or hidden is not None:
@@ -136,7 +136,7 @@ class TorchHeadRunner:
         return F.linear(features, self._weights.fc)
 
     def _layer(self, batch: ForwardBatch, kv: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer over h [R, H]: its output for the M rows asked for, before and after the final norm."""
+        """The layer over h [R, H]: its output for the M requested rows, before and after the final norm."""
         c, w, eps = self.config, self._weights, self.config.rms_norm_eps
         shape, heads, kv_heads = (c.hidden_size,), c.num_heads, c.num_kv_heads
         attention = paged_attention(batch, self.page_size)
@@ -150,7 +150,7 @@ class TorchHeadRunner:
         kv[0].index_copy_(0, attention.write_slots, turned[:, heads:])
         kv[1].index_copy_(0, attention.write_slots, qkv[:, heads + kv_heads :])
         mixed = attention.attend(turned[:, :heads], kv[0], kv[1]).reshape(h.shape[0], -1)
-        if batch.logit_rows is not None:  # the others are done
+        if batch.logit_rows is not None:  # only these rows are needed from here
             h, mixed = h.index_select(0, batch.logit_rows), mixed.index_select(0, batch.logit_rows)
         h = h + F.linear(mixed, w.o)
         gate, up = F.linear(F.rms_norm(h, shape, w.post_norm, eps), w.gate_up).chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""A batch of draft trees in fixed shape: what one round proposes and one verify checks.
+"""A batch of draft trees in fixed shape: what a round proposes and the target verifies.
 
              root (bonus token)
             /    \\

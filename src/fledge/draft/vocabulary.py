@@ -1,4 +1,4 @@
-"""The draft vocabulary: the part of the target's vocabulary a head can propose.
+"""The draft vocabulary: the part of the target's vocabulary that a head can propose.
 
 draft id     0    1    2    3
 target id    2   17   18   40          ascending
@@ -18,11 +18,11 @@ from fledge.base.errors import DataError, HeadError
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """Vd target ids, ascending, and how much of the data they cover."""
+    """Vd target ids, ascending, and the share of the data they cover."""
 
     token_ids: Tensor  # [Vd] int64
     vocab_size: int  # the target's
-    coverage: float  # share of the counted tokens that are in the vocabulary
+    coverage: float  # share of the counted tokens in the vocabulary
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
@@ -48,12 +48,12 @@ class DraftVocabulary:
 
     @classmethod
     def from_counts(cls, counts: Tensor, size: int, always: Iterable[int] = ()) -> DraftVocabulary:
-        """The `size` most frequent tokens, those in `always` included.
+        """The `size` most frequent tokens, including those in `always`.
 
         Args:
             counts: [V], how often the target generated each token.
             size: Vd; at most V is used.
-            always: ids that are in whatever their count, such as the ends of turns.
+            always: ids to include regardless of their count, such as the ends of turns.
         """
         vocab_size = counts.shape[0]
         keep = sorted(set(always))
@@ -61,11 +61,11 @@ class DraftVocabulary:
         if size < max(1, len(keep)) or any(not 0 <= i < vocab_size for i in keep):
             raise HeadError(
                 f"a draft vocabulary of {size} can't hold the {len(keep)} tokens it always needs: "
-                f"ask for at least {max(1, len(keep))}, with ids below {vocab_size}"
+                f"use at least {max(1, len(keep))}, with ids below {vocab_size}"
             )
         rank = counts.to(torch.float64).clone()
         rank[keep] = float("inf")
-        # A stable sort prefers low ids among equals: in a BPE vocabulary those are the more common ones.
+        # A stable sort prefers low ids on ties: in a BPE vocabulary those are more common.
         chosen = rank.argsort(descending=True, stable=True)[:size].sort().values
         total = float(counts.sum())
         coverage = float(counts[chosen].sum()) / total if total else 0.0
@@ -73,7 +73,7 @@ class DraftVocabulary:
 
     @classmethod
     def from_offsets(cls, d2t: Tensor, vocab_size: int) -> DraftVocabulary:
-        """The vocabulary of an existing head; its coverage isn't known (0.0)."""
+        """The vocabulary of an existing head; its coverage is unknown (0.0)."""
         return cls(d2t.long() + torch.arange(d2t.shape[0]), vocab_size, 0.0)
 
 
@@ -81,11 +81,11 @@ def count_generated(samples: Iterable[tuple[Tensor, Tensor]], vocab_size: int) -
     """How often each token was generated, [V] int64, from pairs of token ids [n] and loss mask [n]."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for token_ids, loss_mask in samples:
-        found = torch.bincount(token_ids[loss_mask.bool()].long(), minlength=vocab_size)
-        if len(found) > vocab_size:
+        tally = torch.bincount(token_ids[loss_mask.bool()].long(), minlength=vocab_size)
+        if len(tally) > vocab_size:
             raise DataError(
-                f"token {len(found) - 1} was generated, the target's vocabulary is {vocab_size}: what training reads "
-                "was made with another target; name that one, or make it again with this one"
+                f"token {len(tally) - 1} was generated, but the target's vocabulary is {vocab_size}: the training data "
+                "was made with another target; use that one, or generate the data again with this one"
             )
-        counts += found
+        counts += tally
     return counts

@@ -1,4 +1,4 @@
-"""A head's weights: one canonical set of tensors, shared by training, serving and every checkpoint form.
+"""A head's weights: one canonical set of tensors, shared by training, serving and all checkpoint forms.
 
 feature g[p] --fc--> h --+--> hidden_norm --.
                          |                   concat -> attention -> + -> post_norm -> MLP -> + --> next h
@@ -37,20 +37,20 @@ class HeadWeights:
     fc_norms: Tensor | None = None  # [3, Ht], only with config.fc_norm
 
     def trainable(self) -> dict[str, Tensor]:
-        """The tensors training changes, by name: all but the vocabulary map and the embedding."""
+        """The trained tensors by name: all but the vocabulary map and the embedding."""
         frozen = ("d2t", "embedding")
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in frozen}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> HeadWeights:
-        """The same weights in another type; the vocabulary map stays int64."""
+        """The same weights in another dtype; the vocabulary map stays int64."""
         changed = {name: tensor.to(device, dtype) for name, tensor in self.trainable().items()}
         embedding = None if self.embedding is None else self.embedding.to(device, dtype)
         return replace(self, **changed, d2t=self.d2t.to(device), embedding=embedding)
 
 
 class HeadParts(Protocol):
-    """What a head is made of, as its files hold it."""
+    """The parts of a head, as stored in its files."""
 
     config: HeadConfig
     weights: HeadWeights
@@ -79,11 +79,11 @@ def check_weights(config: HeadConfig, w: HeadWeights) -> None:
     for name, shape in expected.items():
         tensor: Tensor | None = getattr(w, name)
         if tensor is None or tuple(tensor.shape) != shape:
-            found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
-            raise HeadError(f"the head's {name} is {found}, its config says {shape}: get the head again")
+            actual = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+            raise HeadError(f"the head's {name} is {actual}, but its config says {shape}: get the head again")
     ids = w.d2t + torch.arange(config.draft_vocab_size, device=w.d2t.device)
     if bool((ids < 0).any()) or bool((ids >= config.vocab_size).any()):
         raise HeadError(
-            f"the head's d2t leads outside a vocabulary of {config.vocab_size}; it must hold offsets, "
+            f"the head's d2t points outside a vocabulary of {config.vocab_size}; it must hold offsets, "
             "not ids: export the head again"
         )

@@ -1,4 +1,4 @@
-"""The target's hidden states over the conversations, kept in a sharded store."""
+"""The target's hidden states over the conversations, in a sharded store."""
 
 from fledge.features.codec import bytes_per_token
 from fledge.features.extract import FeatureExtractor, extract_features, features_fingerprint

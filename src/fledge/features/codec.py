@@ -1,11 +1,11 @@
-"""How hidden states are kept: bf16 as they are, or 8 bits with a scale per row.
+"""Storage of hidden states: bf16 as they are, or 8 bits with a scale per row.
 
     fp8     value = code * 2^exponent        code: float8 e4m3 (1 sign, 4 exponent, 3 mantissa bits), 448 at most
                                              exponent: one int8 per token and hidden state, the smallest that fits
 
-Hidden states hold a few values a hundred times larger than the rest. Evenly spaced 8-bit codes would round the rest
-to nothing; a floating code keeps about 3 % of each value, large or small. With powers of two as scales decoding to
-bf16 is exact, so what training reads is the same on every machine.
+Hidden states contain a few values a hundred times larger than the rest. Evenly spaced 8-bit codes would round the rest
+to zero; a floating-point code keeps about 3 % precision for every value, large or small. With powers of two as scales,
+decoding to bf16 is exact, so training reads the same values on every machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def encode(hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def decode(codes: Tensor, exponents: Tensor) -> Tensor:
-    """What `encode` kept, [n, k * width] bf16."""
+    """The inverse of `encode`, [n, k * width] bf16."""
     n, k = exponents.shape
     scale = torch.ldexp(torch.ones(()), exponents.float())  # [n, k]
     parts = codes.to(torch.bfloat16).view(n, k, -1)
@@ -39,6 +39,6 @@ def decode(codes: Tensor, exponents: Tensor) -> Tensor:
 
 
 def bytes_per_token(hidden_size: int, codec: Codec) -> int:
-    """Bytes a token takes in a store: four hidden states, token id, argmax and mask."""
+    """Bytes per token in a store: four hidden states, token id, argmax and mask."""
     states = 4 * hidden_size * 2 if codec == "bf16" else 4 * hidden_size + 4
     return states + 4 + 4 + 1

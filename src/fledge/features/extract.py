@@ -1,6 +1,6 @@
-"""The `features` stage: conversations through the target in large prefills, hidden states kept.
+"""The `features` stage: conversations through the target in large prefills, hidden states stored.
 
-Conversations are packed end to end, each a request of its own with its own pages, so no row is padding:
+Conversations are packed end to end, each a request with its own pages, so no row is padding:
 
     rows   | conversation 0 ......... | conversation 1 .... | conversation 2 ........... |   <= batch_tokens
 """
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 
 class Extractor(Protocol):
-    """What turns conversations into samples."""
+    """Turns conversations into samples."""
 
     hidden_size: int
 
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
-        """Their samples, in order."""
+        """The conversations' samples, in order."""
         ...
 
 
@@ -50,19 +50,19 @@ def extract_features(
     progress: Progress = silent,
     extractor: Extractor | None = None,
 ) -> Manifest:
-    """Fill a feature store from a folder of conversations, or go on where an earlier call stopped.
+    """Fill a feature store from a folder of conversations, or resume an earlier call.
 
-    `extractor`: what runs the target; None: fledge's own decoder. Returns what the store holds by now.
+    `extractor` runs the target; None: fledge's own decoder. Returns the store's manifest.
     """
     features_fingerprint(target, conversations_url, options).claim(output_url)
     extractor = extractor or FeatureExtractor(target, options.batch_tokens)
     total = wanted_tokens(conversations_url, options)
     manifest = Manifest.load(output_url)
-    rest = islice(wanted_conversations(conversations_url, options), manifest.records, None)
+    remaining = islice(wanted_conversations(conversations_url, options), manifest.records, None)
     done, start = manifest.tokens, time.perf_counter()
     first = done
     progress(done, total, "")
-    for group in by_tokens(rest, shard_tokens(extractor.hidden_size, options), tokens_of):
+    for group in by_tokens(remaining, shard_tokens(extractor.hidden_size, options), tokens_of):
         samples: list[FeatureSample] = []
         for batch in by_tokens(group, options.batch_tokens, tokens_of):
             samples += extractor.extract(batch)
@@ -73,39 +73,39 @@ def extract_features(
 
 
 def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversation]:
-    """The conversations whose features are stored, in order: all, or the held-out ones where training makes its own."""
+    """The conversations whose features are stored, in order: all, or the held-out ones if training computes its own."""
     return (c for c in read_conversations(url) if options.feed == "offline" or c.split == "heldout")
 
 
 def wanted_tokens(url: str, options: FeatureOptions) -> int:
-    """How many tokens the wanted conversations have."""
+    """Total tokens of the wanted conversations."""
     if options.feed == "offline":  # all of them
         return Manifest.load(url).tokens
     return sum(map(tokens_of, wanted_conversations(url, options)))
 
 
 def shard_tokens(hidden_size: int, options: FeatureOptions) -> int:
-    """How many tokens a shard holds at most."""
+    """Maximum tokens per shard."""
     return max(1, options.shard_mib * 2**20 // bytes_per_token(hidden_size, options.codec))
 
 
 def check_runnable(conversations: Iterable[Conversation], limit: int, vocab_size: int) -> None:
-    """Refuse what a target of `limit` positions and `vocab_size` tokens can't run: its kernels don't look."""
+    """Raise a DataError for conversations the target can't run, since its kernels don't check."""
     for c in conversations:
         if not 1 <= len(c.token_ids) <= limit:
             raise DataError(
-                f"conversation {c.conversation_id} has {len(c.token_ids)} tokens, the target takes 1 to {limit}; "
-                "lower respond.max_prompt_tokens or respond.max_new_tokens and respond again"
+                f"conversation {c.conversation_id} has {len(c.token_ids)} tokens, but the target takes 1 to {limit}; "
+                "lower respond.max_prompt_tokens or respond.max_new_tokens and run respond again"
             )
         if min(c.token_ids) < 0 or max(c.token_ids) >= vocab_size:
             raise DataError(
                 f"conversation {c.conversation_id} has tokens beyond the target's vocabulary of {vocab_size}: "
-                "it was made with another target; take conversations of this one"
+                "it was made with another target; use conversations of this one"
             )
 
 
 def sample_of(c: Conversation, argmax: Tensor, features: Tensor, hidden: Tensor) -> FeatureSample:
-    """A conversation with what its forward gave; hidden states that training can't use are refused."""
+    """A conversation with the results of its forward; raises a DataError for hidden states that training can't use."""
     features, hidden = (t.to("cpu", torch.bfloat16).contiguous() for t in (features, hidden))
     if not bool(torch.isfinite(features).all() and torch.isfinite(hidden).all()):
         raise DataError(
@@ -119,19 +119,19 @@ def sample_of(c: Conversation, argmax: Tensor, features: Tensor, hidden: Tensor)
 
 
 def likeliest_next(c: Conversation, hidden: Tensor, lm_head: Callable[[Tensor], Tensor]) -> Tensor:
-    """The most probable next token of each row, -1 where the next token wasn't generated, [n] int32.
+    """The most probable next token of each row, -1 if the next token wasn't generated, [n] int32.
 
     `hidden` [n, Ht] are the lm_head's inputs.
     """
-    found = torch.full((len(c.token_ids),), -1, dtype=torch.int32)
+    best = torch.full((len(c.token_ids),), -1, dtype=torch.int32)
     rows = torch.tensor(c.loss_mask[1:]).nonzero().flatten()
     for chunk in rows.split(_LOGIT_ROWS):
-        found[chunk] = lm_head(hidden[chunk.to(hidden.device)]).argmax(-1).to("cpu", torch.int32)
-    return found
+        best[chunk] = lm_head(hidden[chunk.to(hidden.device)]).argmax(-1).to("cpu", torch.int32)
+    return best
 
 
 def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
-    """What the store depends on; how many rows go through the target at once is not part of it."""
+    """What the store depends on; the batch size of the target isn't part of it."""
     chosen = target.config.chosen_layers
     by = {"by": "transformers"} if options.device_map else {}
     conversations = Manifest.load(conversations_url)
@@ -153,7 +153,7 @@ def features_fingerprint(target: Target, conversations_url: str, options: Featur
 
 
 class FeatureExtractor:
-    """Runs conversations through a target; owns the KV pool it needs for that."""
+    """Runs conversations through a target; owns the KV pool for that."""
 
     def __init__(self, target: Target, batch_tokens: int) -> None:
         self._decoder = target.decoder
@@ -165,7 +165,7 @@ class FeatureExtractor:
         self._pages = 0
 
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
-        """One forward over all of them."""
+        """One forward over all conversations."""
         check_runnable(conversations, self._limit, self._vocab_size)
         lengths = [len(c.token_ids) for c in conversations]
         pages = [-(-length // self._decoder.page_size) for length in lengths]
@@ -204,10 +204,10 @@ class FeatureExtractor:
         return list(map(sample_of, conversations, *parts))
 
     def _pool(self, pages: int) -> Tensor:
-        """A KV pool of at least `pages` pages; what an earlier batch left in it is overwritten before it is read."""
+        """A KV pool of at least `pages` pages; stale contents are overwritten before they are read."""
         if self._kv is None or pages > self._pages:
             self._pages = max(pages, 2 * -(-self._batch_tokens // self._decoder.page_size))
-            self._kv = None  # free the old one before the new one is made
+            self._kv = None  # free the old pool before allocating the new one
             self._kv = self._decoder.allocate_kv(self._pages)
         return self._kv
 
@@ -220,12 +220,12 @@ def _following_is_generated(mask: Tensor, lengths: list[int]) -> Tensor:
 
 
 def tokens_of(conversation: Conversation) -> int:
-    """How many tokens a conversation has."""
+    """Number of tokens in a conversation."""
     return len(conversation.token_ids)
 
 
 def by_tokens(items: Iterable[T], limit: int, tokens_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Neighbours in groups of at most `limit` tokens; one that is longer is alone."""
+    """Consecutive groups of at most `limit` tokens; a longer item forms its own group."""
     group: list[T] = []
     tokens = 0
     for item in items:

@@ -4,9 +4,9 @@
                                |        |          |                          |
                                '--- features ------'                       hidden
 
-For targets the lean decoder doesn't know: other mixtures of experts, other kinds of attention; of multimodal models the
-text tower alone runs. Weights may be spread over devices (`device_map`). Conversations of like length are padded on the
-right and run together; under a causal mask no real token sees the padding.
+For targets that the lean decoder doesn't support: other mixtures of experts, other kinds of attention; of multimodal
+models only the text tower runs. Weights may be spread over devices (`device_map`). Conversations of similar length are
+padded on the right and run together; under a causal mask no real token sees the padding.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fledge.target.config import default_feature_layers
 
 
 class HookExtractor:
-    """A transformers model as an extractor of features."""
+    """A transformers model as a feature extractor."""
 
     def __init__(
         self, model: Any, batch_tokens: int = 4096, feature_layers: tuple[int, int, int] | None = None
     ) -> None:
         """`model` is a `...ForCausalLM` or `...ForConditionalGeneration`, loaded and in eval mode.
 
-        `feature_layers` are counted by output; None: the default ones.
+        `feature_layers` are counted by output; None: the default layers.
         """
         self._tower = text_tower(model)
         self._layers: nn.ModuleList = self._tower.layers
@@ -52,7 +52,7 @@ class HookExtractor:
         self.feature_layers = feature_layers or default_feature_layers(len(self._layers))
         model.eval()
         if getattr(model.config, "quantization_config", None) is not None:
-            # compressed-tensors unpacks the weights when the whole model first runs; later the tower runs alone.
+            # compressed-tensors unpacks the weights on the first run of the complete model; later only the tower runs.
             with torch.no_grad():
                 model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device))
 
@@ -76,24 +76,24 @@ class HookExtractor:
             model, loading = kind.from_pretrained(
                 spec, dtype=getattr(torch, dtype), device_map=device_map, output_loading_info=True
             )
-        # Of any type: what the model, a missing package or the device happens to cause.
+        # Of any type, depending on the model, missing packages or the device.
         except Exception as error:
             raise TargetError(
-                f"transformers can't load {spec}: {first_line(error)}; install what it asks for, or check the name or "
+                f"transformers can't load {spec}: {first_line(error)}; install what it requires, or check the name or "
                 "the folder"
             ) from error
-        # It goes on with random weights for missing ones, and takes quantised ones of an unknown kind as they stand.
+        # It initialises missing weights randomly, and loads unknown quantised ones as they are.
         odd = [*loading["missing_keys"], *(name for name in loading["unexpected_keys"] if "scale" in name)]
         if odd:
             raise TargetError(
                 f"transformers doesn't load {spec} as it was saved ({min(odd)} is missing, or it can't use it): "
-                "download the model again, or take another form of it"
+                "download the model again, or use another format of it"
             )
         return cls(model, batch_tokens, feature_layers)
 
     @classmethod
     def for_target(cls, target: Target, options: FeatureOptions) -> HookExtractor:
-        """The target as transformers runs it, over devices as `options.device_map` says."""
+        """The target run by transformers, on devices according to `options.device_map`."""
         return cls.load(
             str(target.folder),
             dtype=str(target.dtype).removeprefix("torch."),
@@ -104,16 +104,16 @@ class HookExtractor:
 
     @torch.no_grad()
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
-        """Their features, in order."""
+        """The conversations' samples, in order."""
         check_runnable(conversations, self._limit, self._vocab_size)
         order = sorted(range(len(conversations)), key=lambda i: len(conversations[i].token_ids))
-        found: dict[int, FeatureSample] = {}
+        samples: dict[int, FeatureSample] = {}
         for group in self._groups(conversations, order):
-            found |= dict(zip(group, self._run([conversations[i] for i in group]), strict=True))
-        return [found[i] for i in range(len(conversations))]
+            samples |= dict(zip(group, self._run([conversations[i] for i in group]), strict=True))
+        return [samples[i] for i in range(len(conversations))]
 
     def _groups(self, conversations: Sequence[Conversation], order: list[int]) -> Iterator[list[int]]:
-        """Neighbours by length, at most `batch_tokens` with their padding."""
+        """Groups of similar length, at most `batch_tokens` including padding."""
         group: list[int] = []
         for i in order:
             if group and (len(group) + 1) * len(conversations[i].token_ids) > self._batch_tokens:
@@ -124,7 +124,7 @@ class HookExtractor:
             yield group
 
     def _run(self, conversations: list[Conversation]) -> list[FeatureSample]:
-        """One forward."""
+        """Samples from one forward."""
         device = next(self._tower.parameters()).device
         lengths = [len(c.token_ids) for c in conversations]
         ids = torch.zeros(len(conversations), max(lengths), dtype=torch.int64)
@@ -139,8 +139,8 @@ class HookExtractor:
         weight = next(self._lm_head.parameters())
 
         def logits(rows: Tensor) -> Tensor:
-            found: Tensor = self._lm_head(rows.to(weight.device, weight.dtype))
-            return found
+            projected: Tensor = self._lm_head(rows.to(weight.device, weight.dtype))
+            return projected
 
         return [
             sample_of(c, likeliest_next(c, last[:n], logits), states[:n], last[:n])
@@ -149,25 +149,25 @@ class HookExtractor:
 
     @contextmanager
     def _captured(self) -> Iterator[dict[int, Tensor]]:
-        """What the three layers put out during a forward, [b, n, Ht] on the CPU, by layer."""
-        found: dict[int, Tensor] = {}
+        """The outputs of the three layers during a forward, [b, n, Ht] on the CPU, by layer."""
+        outputs: dict[int, Tensor] = {}
 
         def keep(layer: int, output: Any) -> None:
-            found[layer] = (output[0] if isinstance(output, tuple) else output).detach().cpu()
+            outputs[layer] = (output[0] if isinstance(output, tuple) else output).detach().cpu()
 
         handles = [
             self._layers[layer].register_forward_hook(lambda module, args, out, layer=layer: keep(layer, out))
             for layer in self.feature_layers
         ]
         try:
-            yield found
+            yield outputs
         finally:
             for handle in handles:
                 handle.remove()
 
 
 def text_tower(model: Any) -> Any:
-    """The module of a transformers model that has its decoder layers and ends with the final norm."""
+    """The module of a transformers model that contains the decoder layers and ends with the final norm."""
     module = model
     for _ in range(4):
         if isinstance(getattr(module, "layers", None), nn.ModuleList):

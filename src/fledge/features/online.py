@@ -1,12 +1,12 @@
-"""Features made while training asks for them, instead of read from a store.
+"""Features computed while training requests them, instead of read from a store.
 
     online    conversations -> target -> batch                        no disk; the target runs in every pass
     hybrid    conversations -> target -> batch, and into a store      the target runs in the first pass only
                                  store -> batch
 
-A sample is the same either way: the conversation's own forward, in hybrid rounded as the store keeps it from the first
-pass on, so that a run that is killed goes on with the same values. What hybrid keeps is an ordinary feature store whose
-shards hold conversations in the order training met them.
+A sample is the same either way: the conversation's own forward, in hybrid mode rounded as in the store from the first
+pass on, so that a killed run resumes with the same values. Hybrid mode writes an ordinary feature store whose shards
+contain conversations in training order.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from fledge.features.store import FeatureStore, write_shard
 from fledge.target import Target
 
 
-class _Known(NamedTuple):
-    """A conversation, packed: lists of Python numbers would take ten times the memory."""
+class _Packed(NamedTuple):
+    """A packed conversation: lists of Python numbers would take ten times the memory."""
 
     info: SampleInfo
     token_ids: Tensor  # [n] int32
     loss_mask: Tensor  # [n] uint8
-    conversation: Conversation  # its ids and mask left out
+    conversation: Conversation  # without its ids and mask
 
 
 class OnlineFeatures:
-    """The conversations of a folder, run through the target when they are read. One thread extracts at a time."""
+    """The conversations of a folder, run through the target on demand. One thread extracts at a time."""
 
     def __init__(
         self, target: Target, conversations_url: str, options: FeatureOptions, keep_url: str | None = None
     ) -> None:
-        """`keep_url`: the folder of the store that keeps what is made; None: nothing is kept."""
+        """`keep_url`: the folder of the store for computed features; None: they aren't stored."""
         self.url = conversations_url
-        # A float32 target's products share a torch setting with the training step, so they take turns.
+        # A float32 target's products and the training step share a torch setting, so they take turns.
         self.ahead = 0 if target.dtype == torch.float32 else 2
         self._options, self._keep_url = options, keep_url
         self._extractor = FeatureExtractor(target, options.batch_tokens)
         self._lock = Lock()
-        self._known: dict[str, _Known] = {}
+        self._packed: dict[str, _Packed] = {}
         for number, c in enumerate(read_conversations(conversations_url)):
             if c.split == "train":
-                self._known[c.conversation_id] = _packed(number, c)
-        self._fresh: list[FeatureSample] = []  # made, not yet in a shard
+                self._packed[c.conversation_id] = _packed(number, c)
+        self._fresh: list[FeatureSample] = []  # computed, not yet in a shard
         self._kept: FeatureStore | None = None
         self._places: dict[str, SampleInfo] = {}
         self._shard_tokens = shard_tokens(target.config.hidden_size, options)
@@ -65,48 +65,48 @@ class OnlineFeatures:
 
     def split(self, name: str) -> list[SampleInfo]:
         """The conversations of "train"; held-out ones are in the feature store."""
-        return [known.info for known in self._known.values() if known.info.split == name]
+        return [packed.info for packed in self._packed.values() if packed.info.split == name]
 
     def tokens(self, info: SampleInfo) -> tuple[Tensor, Tensor]:
-        """Token ids and loss mask of one."""
-        known = self._known[info.conversation_id]
-        return known.token_ids, known.loss_mask
+        """Token ids and loss mask of a conversation."""
+        packed = self._packed[info.conversation_id]
+        return packed.token_ids, packed.loss_mask
 
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
-        """Several with their hidden states: those not kept yet go through the target together."""
+        """Several with their hidden states: those not stored yet go through the target together."""
         with self._lock, torch.no_grad():
             fresh = {sample.conversation_id: sample for sample in self._fresh}
-            if any(i.conversation_id in fresh for i in infos):  # another pass has begun: all has been made
+            if any(i.conversation_id in fresh for i in infos):  # another pass has started: all are computed
                 self._write()
             missing = [
                 i for i in infos if i.conversation_id not in self._places and i.conversation_id not in fresh
             ]
-            made = self._extract(missing)
-            found = [self._one(info, fresh | made) for info in infos]
+            computed = self._extract(missing)
+            samples = [self._one(info, fresh | computed) for info in infos]
             if self._keep_url is not None:
-                self._fresh += made.values()
+                self._fresh += computed.values()
                 if sum(len(s.token_ids) for s in self._fresh) >= self._shard_tokens:
                     self._write()
-        return found
+        return samples
 
-    def _one(self, info: SampleInfo, made: dict[str, FeatureSample]) -> FeatureSample:
-        if info.conversation_id in made or self._kept is None:
-            return made[info.conversation_id]
+    def _one(self, info: SampleInfo, computed: dict[str, FeatureSample]) -> FeatureSample:
+        if info.conversation_id in computed or self._kept is None:
+            return computed[info.conversation_id]
         return self._kept.read(self._places[info.conversation_id])
 
     def _extract(self, infos: Sequence[SampleInfo]) -> dict[str, FeatureSample]:
         conversations = []
         for info in infos:
-            known = self._known[info.conversation_id]
-            ids, mask = known.token_ids.tolist(), known.loss_mask.bool().tolist()
-            conversations.append(replace(known.conversation, token_ids=ids, loss_mask=mask))
+            packed = self._packed[info.conversation_id]
+            ids, mask = packed.token_ids.tolist(), packed.loss_mask.bool().tolist()
+            conversations.append(replace(packed.conversation, token_ids=ids, loss_mask=mask))
         samples = self._extractor.extract(conversations) if conversations else []
         if self._keep_url is not None and self._options.codec == "fp8":
             samples = [_rounded(sample) for sample in samples]
         return {sample.conversation_id: sample for sample in samples}
 
     def _write(self) -> None:
-        """Add what has been made to the store, as a shard."""
+        """Write the computed samples to the store as a shard."""
         assert self._keep_url is not None
         write_shard(Manifest.load(self._keep_url), self._fresh, self._options.codec)
         self._fresh = []
@@ -120,14 +120,14 @@ class OnlineFeatures:
 
 
 def _rounded(sample: FeatureSample) -> FeatureSample:
-    """The sample as it comes back from a store in fp8."""
+    """The sample after a round trip through fp8."""
     width = sample.hidden.shape[1]
     features, hidden = (decode(*encode(states, width)) for states in (sample.features, sample.hidden))
     return replace(sample, features=features, hidden=hidden)
 
 
 def conversation_infos(url: str) -> list[SampleInfo]:
-    """What a store of a folder's conversations would say of each."""
+    """The infos that a store of a folder's conversations would have."""
     return [_info(number, c) for number, c in enumerate(read_conversations(url))]
 
 
@@ -144,7 +144,7 @@ def _info(number: int, c: Conversation) -> SampleInfo:
     )
 
 
-def _packed(number: int, c: Conversation) -> _Known:
+def _packed(number: int, c: Conversation) -> _Packed:
     mask = torch.tensor(c.loss_mask, dtype=torch.uint8)
     empty = replace(c, token_ids=[], loss_mask=[])
-    return _Known(_info(number, c), torch.tensor(c.token_ids, dtype=torch.int32), mask, empty)
+    return _Packed(_info(number, c), torch.tensor(c.token_ids, dtype=torch.int32), mask, empty)

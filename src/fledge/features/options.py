@@ -1,4 +1,4 @@
-"""What a recipe can say about feature extraction. The field descriptions are the documentation."""
+"""Feature extraction options of a recipe. The field descriptions are the documentation."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ class FeatureOptions(BaseModel):
     def _decoder_feeds_training(self) -> FeatureOptions:
         if self.device_map and self.feed != "offline":
             raise ValueError(
-                f"feed={self.feed} runs fledge's own decoder while training; device_map needs feed=offline"
+                f"feed={self.feed} runs fledge's own decoder during training; device_map needs feed=offline"
             )
         return self

@@ -1,10 +1,10 @@
-"""The features stage on Ray Data: each actor holds a target and writes whole shards; this process names them in order.
+"""The features stage on Ray Data: actors hold targets and write shards, this process the manifest, in order.
 
     conversations  | shard 0 ....... | shard 1 ..... | shard 2 ....... |     cut by tokens, as in a local run
-    actor 0, 1, 0      writes            writes          writes              their files, each whole or not at all
-    this process       names 0,          then 1,         then 2              in the manifest
+    actor 0, 1, 0      writes            writes          writes              their files, atomically
+    this process       adds 0,           then 1,         then 2              to the manifest
 
-A file that its actor wrote and nobody named yet is written again after a crash, with the same bytes.
+A file that isn't in the manifest yet is written again after a crash, with the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fledge.target import Target, TargetOptions
 
 
 class _Part(NamedTuple):
-    """The conversations of one shard, by their place among the wanted ones."""
+    """The conversations of one shard, by their index among the wanted ones."""
 
     shard: int
     first: int
@@ -48,7 +48,7 @@ def extract_features_on_ray(
     ray_options: RayOptions,
     progress: Progress = silent,
 ) -> Manifest:
-    """`extract_features` with a target per actor. Same files as the local stage, whatever the number of actors."""
+    """`extract_features` with one target per actor. The files equal the local stage's, for any number of actors."""
     features_fingerprint(target, conversations_url, options).claim(output_url)
     total = wanted_tokens(conversations_url, options)
     manifest = Manifest.load(output_url)
@@ -79,7 +79,7 @@ class _FeatureActor:
     def __call__(self, part: _Part) -> ShardEntry:
         wanted = wanted_conversations(self._conversations_url, self._options)
         samples: list[FeatureSample] = []
-        own = islice(wanted, part.first, part.first + part.conversations)
-        for group in by_tokens(own, self._options.batch_tokens, tokens_of):
+        part_conversations = islice(wanted, part.first, part.first + part.conversations)
+        for group in by_tokens(part_conversations, self._options.batch_tokens, tokens_of):
             samples += self._extractor.extract(group)
         return put_shard(self._output_url, part.shard, samples, self._options.codec)

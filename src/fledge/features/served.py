@@ -1,10 +1,10 @@
-"""Features from a vLLM server that writes hidden states to a folder both sides see.
+"""Features from a vLLM server that writes hidden states to a shared folder.
 
     POST /v1/completions  {"prompt": ids, "max_tokens": 1}   ->   kv_transfer_params.hidden_states_path
     that file             token_ids [n], hidden_states [n, 4, Ht]: low, middle, high, last before the final norm
 
-The server runs vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector; `server_arguments` returns
-what that needs. SGLang returns the last hidden state alone, from which no head can be trained.
+The server runs vLLM's `extract_hidden_states` method with its ExampleHiddenStatesConnector; see `server_arguments`.
+SGLang returns only the last hidden state, which isn't enough to train a head.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fledge.target.decoder import rms_norm
 
 
 def server_arguments(target: Target, folder: str) -> list[str]:
-    """Arguments of `vllm serve` for this target; `folder` is where hidden states pass through."""
+    """Arguments of `vllm serve` for this target; hidden states are exchanged through `folder`."""
     config = target.config
-    # vLLM counts the layers that have run.
+    # vLLM counts layers by their input.
     layers = [*(layer + 1 for layer in config.feature_layers), config.num_layers]
     method = {
         "method": "extract_hidden_states",
@@ -46,7 +46,7 @@ def server_arguments(target: Target, folder: str) -> list[str]:
 
 
 class ServedExtractor:
-    """A server as an extractor. The target lends its final norm and lm_head, nothing else of it runs."""
+    """A server as a feature extractor. Of the target only the final norm and lm_head are used here."""
 
     def __init__(
         self, target: Target, url: str, model: str, *, concurrency: int = 8, timeout_s: float = 600.0
@@ -58,29 +58,29 @@ class ServedExtractor:
         self._client = httpx2.Client(base_url=self._url, timeout=timeout_s)
 
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
-        """Their samples, in order; several requests are under way at once."""
+        """The conversations' samples, in order; several requests run at once."""
         with ThreadPoolExecutor(self._concurrency) as pool:
             states = list(pool.map(self._states, conversations))
-        return [self._sample(c, found) for c, found in zip(conversations, states, strict=True)]
+        return [self._sample(c, state) for c, state in zip(conversations, states, strict=True)]
 
     def _states(self, conversation: Conversation) -> Tensor:
-        """[n, 4, Ht] as the server wrote them; the file is removed."""
+        """The hidden states [n, 4, Ht] that the server wrote; the file is removed."""
         body = {"model": self._model, "prompt": conversation.token_ids, "max_tokens": 1, "temperature": 0.0}
         try:
             reply = self._client.post("/v1/completions", json=body)
             reply.raise_for_status()
             path = reply.json()["kv_transfer_params"]["hidden_states_path"]
-            found = _read(path)
-            ids, states = found["token_ids"], found["hidden_states"]
+            tensors = _read(path)
+            ids, states = tensors["token_ids"], tensors["hidden_states"]
         except httpx2.HTTPError as error:
             raise DataError(
-                f"{self._url} doesn't answer ({error}); finished shards are kept: look at the server's log, and run "
-                "again to go on"
+                f"{self._url} doesn't answer ({error}); finished shards are kept: check the server's log, and run "
+                "again to resume"
             ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{self._url} returned no hidden states; start it with the arguments that "
-                "fledge.features.server_arguments(target, folder) gives"
+                "fledge.features.server_arguments(target, folder) returns"
             ) from error
         except (OSError, safetensors.SafetensorError) as error:
             raise DataError(
@@ -92,7 +92,7 @@ class ServedExtractor:
             raise DataError(
                 f"{self._url} returned hidden states {tuple(states.shape)} for conversation "
                 f"{conversation.conversation_id}, expected {expected} of the same tokens; start it with the arguments "
-                "that fledge.features.server_arguments(target, folder) gives"
+                "that fledge.features.server_arguments(target, folder) returns"
             )
         return states
 
@@ -108,13 +108,13 @@ class ServedExtractor:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The file's tensors, once the server has let go of its lock; both files are removed."""
+    """The file's tensors, once the server has released its lock; both files are removed."""
     lock = path + ".lock"
     if os.path.exists(lock):
         with open(lock) as held:
             fcntl.flock(held, fcntl.LOCK_SH)
-    found: dict[str, Any] = safetensors.torch.load_file(path)
+    tensors: dict[str, Any] = safetensors.torch.load_file(path)
     for name in (path, lock):
         if os.path.exists(name):
             os.remove(name)
-    return found
+    return tensors

@@ -10,8 +10,8 @@
     features_exponent   only with the fp8 codec, see codec.py                   [T, 3] int8
     hidden_exponent                                                             [T, 1] int8
 
-The header names each conversation with its length and two checksums (ids; hidden states), so that any conversation is
-found, read and checked by itself, with a few ranged reads. Logits are not kept; they follow from `hidden`.
+The header lists each conversation with its length and two checksums (ids; hidden states), so each conversation can be
+located, read and checked separately, with a few ranged reads. Logits aren't stored; they follow from `hidden`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fledge.features.codec import Codec, decode, encode
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")
 _STATES = ("features", "hidden")
-_SMALL = (*_IDS, *_EXPONENTS)  # tensors of a few bytes a token
+_SMALL = (*_IDS, *_EXPONENTS)  # tensors with few bytes per token
 _FACTS = ("id", "category", "split", "temperature", "tokens", "supervised")
 _ENTRY = "conversations"  # of the header's metadata: checksum, a space, JSON
 _FIRST_READ = 1 << 16  # bytes: most headers fit
@@ -58,7 +58,7 @@ class FeatureSample:
 
 @dataclass(frozen=True, slots=True)
 class SampleInfo:
-    """Where a conversation lies in the store, and how long it is."""
+    """A conversation's place and length in the store."""
 
     shard: int
     index: int
@@ -90,17 +90,17 @@ def shard_bytes(samples: Sequence[FeatureSample], codec: Codec) -> bytes:
         span = slice(start, start := start + len(s.token_ids))
         rows.append(facts | {"crc": _checksums(facts, {name: _raw(t[span]) for name, t in tensors.items()})})
     text = json.dumps(rows)
-    # One entry only: safetensors writes several in no fixed order, and the same samples must give the same bytes.
+    # One entry only: safetensors doesn't order several, and equal samples must give equal bytes.
     return safetensors.torch.save(tensors, metadata={_ENTRY: f"{zlib.crc32(text.encode()):08x} {text}"})
 
 
 def header_of(data: bytes) -> bytes:
-    """A shard file's header; its checksums stand for everything else in the file."""
+    """A shard file's header; through its checksums it covers the complete file."""
     return data[8 : 8 + int.from_bytes(data[:8], "little")]
 
 
 class Shard:
-    """A shard file, local or remote, opened by its header alone."""
+    """A shard file, local or remote, of which only the header is read on opening."""
 
     def __init__(self, url: str, entry: ShardEntry) -> None:
         """Read the header; the file's length must be the manifest's."""
@@ -111,7 +111,7 @@ class Shard:
         size = file_size(url)
         if size != entry.bytes:
             kind = "truncated" if size < entry.bytes else "too long"
-            raise self.damaged(f"it is {kind}: {size:,} bytes, the manifest says {entry.bytes:,}")
+            raise self.damaged(f"it is {kind}: {size:,} bytes, but the manifest says {entry.bytes:,}")
         self._start, header, digest = self._read_header(size)
         try:
             crc, _, text = header.pop("__metadata__")[_ENTRY].partition(" ")
@@ -120,8 +120,8 @@ class Shard:
             self._text = text
             self._tensors = {name: _Place.of(facts) for name, facts in header.items()}
             self.lengths = [int(row["tokens"]) for row in self._rows]
-            wanted = {*_IDS, *_STATES, *(_EXPONENTS if self.codec == "fp8" else ())}
-            if set(self._tensors) != wanted or any("crc" not in row for row in self._rows):
+            expected = {*_IDS, *_STATES, *(_EXPONENTS if self.codec == "fp8" else ())}
+            if set(self._tensors) != expected or any("crc" not in row for row in self._rows):
                 raise KeyError(f"tensors {sorted(self._tensors)}")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise self.damaged(f"its header can't be read ({error!r})") from error
@@ -132,19 +132,17 @@ class Shard:
             or any(place.shape[0] != tokens for place in self._tensors.values())
         ):
             raise self.damaged(
-                f"it holds {len(self._rows)} conversations of {tokens} tokens, the manifest says "
+                f"it holds {len(self._rows)} conversations of {tokens} tokens, but the manifest says "
                 f"{entry.records} of {entry.tokens}: file and manifest belong to different stores"
             )
         if entry.header not in (None, digest):
-            raise self.damaged(
-                "wrong checksum of its header, or file and manifest belong to different stores"
-            )
+            raise self.damaged("wrong header checksum, or file and manifest belong to different stores")
         self._checked = bytearray(2 * len(self.lengths))
         self._starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
 
     @property
     def codec(self) -> Codec:
-        """How its hidden states are kept."""
+        """The codec of its hidden states."""
         return "fp8" if "features_exponent" in self._tensors else "bf16"
 
     @property
@@ -153,7 +151,7 @@ class Shard:
         return self._tensors["hidden"].shape[1]
 
     def infos(self, number: int) -> list[SampleInfo]:
-        """Its conversations, if it is the store's shard `number`."""
+        """Its conversations, as those of the store's shard `number`."""
         return [
             SampleInfo(
                 shard=number,
@@ -175,26 +173,26 @@ class Shard:
         return self._tensor("token_ids", raw), self._tensor("loss_mask", raw)
 
     def read(self, index: int) -> FeatureSample:
-        """A conversation, checked the first time."""
+        """A conversation, checked on first read."""
         raw = self._small_parts(index)
         self._check(index, raw, states=False)
         raw |= self._parts(_STATES, index)
         self._check(index, raw, states=True)
-        found = {name: self._tensor(name, raw) for name in raw}
+        tensors = {name: self._tensor(name, raw) for name in raw}
         if self.codec == "fp8":
             for name in _STATES:
-                found[name] = decode(found[name], found.pop(f"{name}_exponent"))
+                tensors[name] = decode(tensors[name], tensors.pop(f"{name}_exponent"))
         row = self._rows[index]
         return FeatureSample(
             conversation_id=row["id"],
             category=row["category"],
             split=row["split"],
             temperature=row["temperature"],
-            **found,
+            **tensors,
         )
 
     def forget(self) -> None:
-        """Drop what takes memory for every conversation and can be had again."""
+        """Free per-conversation memory that can be read again."""
         for name in ("_rows", "_small"):
             self.__dict__.pop(name, None)
 
@@ -206,7 +204,7 @@ class Shard:
 
     @cached_property
     def _rows(self) -> list[dict[str, Any]]:
-        """What the header says of each conversation."""
+        """The header's entries of the conversations."""
         rows: list[dict[str, Any]] = json.loads(self._text)
         return rows
 
@@ -216,13 +214,13 @@ class Shard:
 
     @cached_property
     def _small(self) -> dict[str, bytearray]:
-        """The whole shard's small tensors, read at once and kept until `forget`."""
+        """The shard's small tensors, read in one go and cached until `forget`."""
         places = [self._tensors[name] for name in self._small_names]
         ranges = [(self._start + p.begin, self._start + p.end) for p in places]
         return dict(zip(self._small_names, read_ranges(self.url, ranges), strict=True))
 
     def _small_parts(self, index: int) -> dict[str, bytearray]:
-        """A conversation's small tensors: read alone from a local file, of a remote one cut from `_small`."""
+        """A conversation's small tensors: read directly from a local file, or cut from `_small` for a remote one."""
         if self._local:
             return self._parts(self._small_names, index)
         start, stop = self._starts[index], self._starts[index + 1]
@@ -243,8 +241,8 @@ class Shard:
         if self._checked[2 * index + states]:
             return
         row = self._rows[index]
-        found = _checksums({name: row[name] for name in _FACTS}, raw)[states]
-        if found != row["crc"][states]:
+        checksum = _checksums({name: row[name] for name in _FACTS}, raw)[states]
+        if checksum != row["crc"][states]:
             part = "hidden states" if states else "ids"
             raise self.damaged(f"wrong checksum of the {part} of conversation {index} ({row['id']})")
         self._checked[2 * index + states] = True
@@ -256,28 +254,28 @@ class Shard:
         return torch.frombuffer(raw[name], dtype=place.dtype).view(-1, *place.shape[1:])
 
     def _read_header(self, size: int) -> tuple[int, dict[str, Any], str]:
-        """Where the tensors' bytes begin, the header, and its SHA-256."""
+        """Offset of the tensors' bytes, the header, and its SHA-256."""
         (first,) = read_ranges(self.url, [(0, min(size, _FIRST_READ))])
         length = int.from_bytes(first[:8], "little")
         if not 2 <= length <= size - 8:
             raise self.damaged("it doesn't start with a header")
         if len(first) < 8 + length:
             first += read_ranges(self.url, [(len(first), 8 + length)])[0]
-        found = bytes(first[8 : 8 + length])
+        raw = bytes(first[8 : 8 + length])
         try:
-            header = json.loads(found)
+            header = json.loads(raw)
             ends = [facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"]
-            whole = 8 + length + max(ends)
+            expected = 8 + length + max(ends)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise self.damaged(f"its header can't be read ({error!r})") from error
-        if whole != size:
-            raise self.damaged(f"its header speaks of {whole:,} bytes, it has {size:,}")
-        return 8 + length, header, sha256(found)
+        if expected != size:
+            raise self.damaged(f"its header describes {expected:,} bytes, it has {size:,}")
+        return 8 + length, header, sha256(raw)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies within the file's data."""
+    """A tensor's place within the file's data."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -286,7 +284,7 @@ class _Place:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> _Place:
-        """From a safetensors header's entry."""
+        """From an entry of a safetensors header."""
         types = {
             "BF16": torch.bfloat16,
             "F8_E4M3": torch.float8_e4m3fn,
@@ -301,7 +299,7 @@ class _Place:
         return place
 
     def row(self, number: int) -> int:
-        """Where a row begins."""
+        """Offset of a row."""
         width = self.dtype.itemsize
         for size in self.shape[1:]:
             width *= size
@@ -314,7 +312,7 @@ def _raw(tensor: Tensor) -> memoryview:
 
 
 def _checksums(facts: Mapping[str, Any], raw: Mapping[str, Any]) -> list[int]:
-    """Of a conversation's facts and ids, and of its hidden states; the latter 0 if they aren't given."""
+    """Checksums of a conversation's facts and ids, and of its hidden states; the latter is 0 without them."""
     first = zlib.crc32(json.dumps(facts, sort_keys=True).encode())
     second = _crc((raw[name] for name in (*_STATES, *_EXPONENTS) if name in raw), 0)
     return [_crc((raw[name] for name in _IDS), first), second]

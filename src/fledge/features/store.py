@@ -2,8 +2,8 @@
 
     features/   manifest.json   features-00000.safetensors   features-00001.safetensors   ...      (see shard.py)
 
-Opening reads headers only. A conversation is read by itself with a few ranged reads and checked against its checksum,
-so memory doesn't grow with the store, and neither does the time until training starts.
+Opening reads only headers. Each conversation is read separately with a few ranged reads and checked against its
+checksum, so neither memory nor the time until training starts grows with the store.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from fledge.data.options import Progress, silent
 from fledge.features.codec import Codec
 from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
 
-_OPENERS = 16  # headers of a remote store read at once
-_IDS_KEPT = 18  # shards whose parsed headers (remote: and ids) stay in memory: more than a shuffle's
+_OPENERS = 16  # headers of a remote store read concurrently
+_IDS_KEPT = 18  # shards whose parsed headers (remote: and ids) stay in memory: more than a shuffle needs
 
 
 def write_shard(manifest: Manifest, samples: Sequence[FeatureSample], codec: Codec = "bf16") -> Manifest:
-    """Append one shard; it appears whole or not at all."""
+    """Append one shard atomically."""
     return manifest.append(put_shard(manifest.folder, len(manifest.shards), samples, codec))
 
 
 def put_shard(
     folder: str, number: int, samples: Sequence[FeatureSample], codec: Codec = "bf16"
 ) -> ShardEntry:
-    """Write the file of a shard. It belongs to the store once the manifest names it."""
+    """Write the file of a shard, which belongs to the store once it is in the manifest."""
     name, data = _shard_name(number), shard_bytes(samples, codec)
     write_atomic(join(folder, name), data)
     tokens = sum(len(s.token_ids) for s in samples)
@@ -42,7 +42,7 @@ def put_shard(
 
 
 class FeatureStore:
-    """Reads a folder of feature shards. Threads may share it."""
+    """Reads a folder of feature shards. Thread-safe."""
 
     ahead = 2  # batches worth reading ahead
 
@@ -54,7 +54,7 @@ class FeatureStore:
                 f"no features in {self.url}; run `fledge features` first or name another folder"
             )
         numbers = range(len(self.manifest.shards))
-        if local_path(self.url) is not None:  # nothing to wait for
+        if local_path(self.url) is not None:  # no latency to hide
             opened = list(map(self._open, numbers))
         else:
             with ThreadPoolExecutor(_OPENERS) as pool:
@@ -80,22 +80,22 @@ class FeatureStore:
         return self._used(info.shard).read(info.index)
 
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
-        """Several of them."""
+        """Several conversations with their hidden states."""
         return [self.read(info) for info in infos]
 
     def tokens(self, info: SampleInfo) -> tuple[Tensor, Tensor]:
-        """Its token ids and loss mask alone."""
+        """Token ids and loss mask of a conversation."""
         return self._used(info.shard).ids(info.index)
 
     def _open(self, number: int) -> tuple[Shard, list[SampleInfo]]:
         entry = self.manifest.shards[number]
         shard = Shard(self.manifest.url(entry), entry)
         infos = shard.infos(number)
-        shard.forget()  # at once: all shards' parsed headers together are ten times as large
+        shard.forget()  # immediately: all parsed headers together would be ten times as large
         return shard, infos
 
     def _used(self, number: int) -> Shard:
-        """The shard; those not used for long forget their ids."""
+        """The shard; the least recently used ones free their ids."""
         with self._lock:
             self._recent[number] = None
             self._recent.move_to_end(number)
@@ -107,16 +107,16 @@ class FeatureStore:
 
 @dataclass(frozen=True)
 class StoreCheck:
-    """What a check found."""
+    """The result of a check."""
 
     shards: int
     conversations: int
     bytes: int
-    faults: tuple[str, ...]  # one line each, the file first; none: the store is sound
+    faults: tuple[str, ...]  # one line each, starting with the file; empty: the store is sound
 
 
 def verify_store(url: str, progress: Progress = silent) -> StoreCheck:
-    """Read everything once and name every fault."""
+    """Read everything once and list every fault."""
     manifest = Manifest.load(url)
     if not manifest.shards:
         raise StorageError(f"no features in {url}; run `fledge features` first or name another folder")
@@ -128,22 +128,22 @@ def verify_store(url: str, progress: Progress = silent) -> StoreCheck:
         except StorageError as error:
             faults.append(str(error))
         else:
-            found = _conversation_faults(shard)
-            if not found:
+            shard_faults = _conversation_faults(shard)
+            if not shard_faults:
                 try:
                     manifest.read_shard(entry)
                 except StorageError as error:
-                    found.append(str(error))
-            faults += found
+                    shard_faults.append(str(error))
+            faults += shard_faults
         done += entry.bytes
         progress(done, manifest.size, f"{len(faults)} faults")
-    known = {entry.name for entry in manifest.shards}
-    # The next one may have been left by an extraction that was killed, and will be written again.
-    known.add(_shard_name(len(known)))
+    listed = {entry.name for entry in manifest.shards}
+    # The next one may be left over from a killed extraction, and will be overwritten.
+    listed.add(_shard_name(len(listed)))
     for place in list_files(url, ".safetensors"):
-        if place.rsplit("/", 1)[-1] not in known:
+        if place.rsplit("/", 1)[-1] not in listed:
             faults.append(
-                f"{place} isn't in {join(url, 'manifest.json')}: the manifest is another store's, or old"
+                f"{place} isn't in {join(url, 'manifest.json')}: the manifest is old or another store's"
             )
     return StoreCheck(len(manifest.shards), manifest.records, manifest.size, tuple(faults))
 

@@ -1,6 +1,6 @@
-"""Draft heads as things to load, save and hand over; what runs inside is `fledge.draft`.
+"""Draft heads as artefacts to load, save and export; their forward pass is in `fledge.draft`.
 
-head.py         the head: how it starts from a target, whether it fits one; backend.py: where it runs
+head.py         the head: initialised from a target, checked against one; backend.py: where it runs
 checkpoint.py   head files; forms.py writes each engine's form, foreign.py reads them
 card.py         the model card of an exported head; hub.py pushes it
 """

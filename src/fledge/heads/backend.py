@@ -19,9 +19,9 @@ def head_runner(
     backend: Literal["auto", "native", "torch"] = "auto",
     draft_weights: DraftWeights | None = None,
 ) -> HeadRunner:
-    """The runner that fits the target's decoder; a head for another target is refused.
+    """The runner that fits the target's decoder; a head made for another target is an error.
 
-    draft_weights: left out, int8 on the native CPU kernels. Plain torch keeps the target's own type and can't do int8.
+    draft_weights: default int8 on the native CPU kernels. Plain torch uses the target's dtype and doesn't support int8.
     """
     if draft_weights not in (None, *get_args(DraftWeights)):
         raise HeadError(

@@ -1,6 +1,6 @@
-"""Head files: config.json beside the weights. Written in every form (`forms.py`), read in every form (`foreign.py`).
+"""Head files: config.json and weights. Written in every form (`forms.py`), read from every form (`foreign.py`).
 
-Beside a head that fledge trained lies checksums.json. Others, exported ones too, have none: other tools rewrite them.
+A head trained by fledge has a checksums.json. Others, exported ones included, have none: other tools rewrite them.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ INDEX_NAME, PICKLE_NAME = "model.safetensors.index.json", "pytorch_model.bin"
 def write_head(
     head: HeadParts, url: str, form: Form = "sglang", *, dtype: torch.dtype | None = torch.bfloat16
 ) -> None:
-    """Write a head's folder; the weights go first, so that a folder with a config.json is whole.
+    """Write a head's folder; the weights are written first, so a folder with a config.json is complete.
 
-    `dtype` None keeps the tensors as they are, so that nothing is lost.
+    `dtype` None stores the tensors as they are, without loss.
     """
     tensors = form_tensors(head, form, dtype)
     config = form_config(head, form, dtype or head.weights.lm_head.dtype)
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    remove(join(url, SUMS_NAME))  # of the head that was here
+    remove(join(url, SUMS_NAME))  # of the previous head
     write_atomic(join(url, WEIGHTS_NAME), data)
     write_json(join(url, CONFIG_NAME), config)
 
 
 def write_checksums(url: str) -> None:
-    """Let `read_parts` check the files that `write_head` wrote."""
+    """Record checksums that `read_parts` checks; call it after `write_head`."""
     names = (WEIGHTS_NAME, CONFIG_NAME)
     write_sealed(join(url, SUMS_NAME), {name: sha256(read_bytes(join(url, name))) for name in names})
 
 
 def read_parts(url: str) -> tuple[HeadConfig, HeadWeights, HeadMetadata]:
-    """Read what a head is made of, from a folder, any fsspec URL, or a hub id."""
+    """Read a head's config, weights and metadata from a folder, any fsspec URL, or a hub id."""
     url = local_url(url)
     raw, tensors = read_files(url, checked=True)
     named = {canonical_name(name): tensor for name, tensor in tensors.items()}
@@ -65,11 +65,11 @@ def read_parts(url: str) -> tuple[HeadConfig, HeadWeights, HeadMetadata]:
 
 
 def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
-    """A head's config.json and all its tensors, under the names in the files; `checked`: against their checksums."""
+    """A head's config.json and all its tensors, with the names in the files; `checked`: against their checksums."""
     if not exists(join(url, CONFIG_NAME)):
-        own = join(url, "head")  # as a run's folder has it
-        wanted = own if exists(join(own, CONFIG_NAME)) else "a folder with a trained head"
-        raise HeadError(f"{url} is no draft head, {CONFIG_NAME} is missing: name {wanted}")
+        run_head = join(url, "head")  # as in a run's folder
+        suggestion = run_head if exists(join(run_head, CONFIG_NAME)) else "a folder with a trained head"
+        raise HeadError(f"{url} isn't a draft head, {CONFIG_NAME} is missing: name {suggestion}")
     try:
         read = _reader(url) if checked else read_bytes
         return _object(read(join(url, CONFIG_NAME)), join(url, CONFIG_NAME)), _read_tensors(url, read)
@@ -78,7 +78,7 @@ def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], d
 
 
 def weight_urls(url: str) -> list[str]:
-    """The files a head's weights are in: one of safetensors, several, or EAGLE's own pickle."""
+    """The files with a head's weights: one or several safetensors files, or EAGLE's pickle."""
     if exists(join(url, WEIGHTS_NAME)):
         return [join(url, WEIGHTS_NAME)]
     if exists(join(url, INDEX_NAME)):
@@ -92,11 +92,11 @@ def weight_urls(url: str) -> list[str]:
             ) from error
     if exists(join(url, PICKLE_NAME)):
         return [join(url, PICKLE_NAME)]
-    raise HeadError(f"{url} is no draft head, {WEIGHTS_NAME} is missing: name a folder with a trained head")
+    raise HeadError(f"{url} isn't a draft head, {WEIGHTS_NAME} is missing: name a folder with a trained head")
 
 
 def _reader(url: str) -> Callable[[str], bytes]:
-    """Reads the files of a folder, checked against its checksums.json if it has one."""
+    """A reader of the folder's files that checks them against checksums.json, if there is one."""
     place = join(url, SUMS_NAME)
     sums: dict[str, Any] = {}
     if exists(place):
@@ -111,7 +111,7 @@ def _reader(url: str) -> Callable[[str], bytes]:
         data = read_bytes(file)
         if sums.get(posixpath.basename(file), "") not in ("", sha256(data)):
             raise HeadError(
-                f"{file} is damaged: it isn't what {place} was written for (wrong checksum): get the head again, or, "
+                f"{file} is damaged (wrong checksum: {place} records another): get the head again, or, "
                 f"if you changed it on purpose, delete {place}"
             )
         return data
@@ -137,11 +137,11 @@ def _read_tensors(url: str, read: Callable[[str], bytes]) -> dict[str, Tensor]:
 
 
 def _pickled(data: bytes, url: str) -> dict[str, Tensor]:
-    """As tensors only."""
+    """Tensors only, without unpickling code."""
     try:
-        found = torch.load(io.BytesIO(data), weights_only=True)
-        return {str(name): tensor for name, tensor in found.items()}
-    except Exception as error:  # torch raises what the broken or foreign file happens to cause
+        tensors = torch.load(io.BytesIO(data), weights_only=True)
+        return {str(name): tensor for name, tensor in tensors.items()}
+    except Exception as error:  # torch raises various types for a broken or foreign file
         raise HeadError(f"{url} can't be read ({error}): get it again") from error
 
 

@@ -1,6 +1,6 @@
-"""Reading a head that SGLang, vLLM, speculators, EAGLE or SpecForge could load: one canonical head from all of them.
+"""Reads heads of SGLang, vLLM, speculators, EAGLE and SpecForge into one canonical form.
 
-form                      told by                          differences undone here
+form                      recognised by                    differences removed here
 SGLang, EAGLE, SpecForge  LlamaForCausalLMEagle3           none: `midlayer.*`, flat config
 vLLM                      Eagle3LlamaForCausalLM           `layers.0.*`, `model.` prefix
 speculators               speculators_model_type           nested `transformer_layer_config`, `layers.0.*`
@@ -24,14 +24,14 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def canonical_name(name: str) -> str:
-    """The canonical name of a tensor, whatever the form calls it."""
+    """The canonical name of a tensor, from its name in any form."""
     name = name.removeprefix("model.")
     later = f"{LATER_LAYER}."
     return f"{LAYER}.{name.removeprefix(later)}" if name.startswith(later) else name
 
 
 def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """One flat mapping for all forms; variants the head can't compute are refused."""
+    """One flat mapping for all forms; raises a HeadError for variants the head can't compute."""
     if "transformer_layer_config" not in raw:
         flat = dict(raw)
     else:
@@ -45,8 +45,8 @@ def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
     refused = [
         f"{key} in eagle_config" for key in ("norm_before_residual", "norm_before_fc") if eagle.get(key)
     ]
-    kept = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
-    refused += [f"{key}=false in eagle_config" for key in kept if eagle.get(key) is False]
+    required = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
+    refused += [f"{key}=false in eagle_config" for key in required if eagle.get(key) is False]
     if int(flat.get("num_hidden_layers") or 1) != 1:
         refused.append(f"num_hidden_layers={flat['num_hidden_layers']}")
     refused += [key for key in ("norm_before_fc", "attention_bias", "mlp_bias", "bias") if flat.get(key)]
@@ -56,21 +56,21 @@ def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
     return flat
 
 
-def _refuse(url: str, found: Sequence[str]) -> None:
-    """Raise a HeadError if something was found that the head can't compute here."""
-    if found:
+def _refuse(url: str, unsupported: Sequence[str]) -> None:
+    """Raise a HeadError if the head uses anything unsupported."""
+    if unsupported:
         raise HeadError(
-            f"the head in {url} uses {', '.join(found)}, which isn't supported: use a plain EAGLE-3 head"
+            f"the head in {url} uses {', '.join(unsupported)}, which isn't supported: use a plain EAGLE-3 head"
         )
 
 
 def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str) -> HeadWeights:
-    """The fused weights, from tensors under canonical names; none of a part the head computes with is left out."""
-    known = {*REQUIRED, *FC_NORMS}
-    parts = {"layers", *(name.partition(".")[0] for name in known)}
-    others = [name for name in named if name.partition(".")[0] in parts and name not in known]
-    _refuse(url, [name for name in others if not name.endswith("inv_freq")])  # RoPE's follow from the config
-    coarse = [name for name in (*known, EMBEDDING) if name in named and named[name].dtype.itemsize < 2]
+    """The fused weights, from tensors with canonical names; a tensor of the head that wouldn't be used is an error."""
+    expected = {*REQUIRED, *FC_NORMS}
+    parts = {"layers", *(name.partition(".")[0] for name in expected)}
+    unexpected = [name for name in named if name.partition(".")[0] in parts and name not in expected]
+    _refuse(url, [name for name in unexpected if not name.endswith("inv_freq")])  # RoPE's are recomputed
+    coarse = [name for name in (*expected, EMBEDDING) if name in named and named[name].dtype.itemsize < 2]
     _refuse(url, [f"{name} in 8 bits" for name in sorted(coarse)])
 
     def take(name: str) -> Tensor:
@@ -153,23 +153,23 @@ def _number(flat: Mapping[str, Any], key: str, default: float | None = None) -> 
 
 
 def head_metadata(raw: Mapping[str, Any], flat: Mapping[str, Any]) -> HeadMetadata:
-    """What is known about where the head comes from; layers the config names beat what fledge noted."""
-    own = raw.get("fledge") or {}
+    """The head's recorded origin; layers named in the config take precedence over fledge's record."""
+    recorded = raw.get("fledge") or {}
     verifier = (raw.get("speculators_config") or {}).get("verifier") or {}
     architectures = verifier.get("architectures") or [""]
     return HeadMetadata(
-        target_name=str(own.get("target_name", verifier.get("name_or_path") or "")),
-        target_revision=str(own.get("target_revision", "")),
-        tokenizer_hash=str(own.get("tokenizer_hash", "")),
-        target_architecture=str(own.get("target_architecture", "" if own else architectures[0])),
-        target_layers=int(own.get("target_layers") or 0),
-        feature_layers=named_layers(flat) or tuple(own.get("feature_layers") or ()),
-        training=own.get("training") or {},
+        target_name=str(recorded.get("target_name", verifier.get("name_or_path") or "")),
+        target_revision=str(recorded.get("target_revision", "")),
+        tokenizer_hash=str(recorded.get("tokenizer_hash", "")),
+        target_architecture=str(recorded.get("target_architecture", "" if recorded else architectures[0])),
+        target_layers=int(recorded.get("target_layers") or 0),
+        feature_layers=named_layers(flat) or tuple(recorded.get("feature_layers") or ()),
+        training=recorded.get("training") or {},
     )
 
 
 def named_layers(flat: Mapping[str, Any]) -> tuple[int, ...]:
-    """The feature layers a config names, counted by output; empty if it names none.
+    """The feature layers named in a config, counted by output; empty if none are.
 
     Top-level ids, and all ids of vLLM's and speculators' own classes, count inputs; nested ids count outputs, as
     SGLang and SpecForge read them.

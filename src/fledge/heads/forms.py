@@ -1,4 +1,4 @@
-"""Writing a head in the form an engine or trainer loads: tensor names and config.json of each.
+"""Writes a head in the form an engine or trainer loads: its tensor names and config.json.
 
 form          layer's prefix   config.json                                      layer ids, if not the default layers
 sglang        midlayer.        flat, LlamaForCausalLMEagle3                     nested, layers whose output is read
@@ -42,11 +42,11 @@ QKV = tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv")
 GATE_UP = tuple(f"{LAYER}.mlp.{name}_proj.weight" for name in ("gate", "up"))
 EMBEDDING = "embed_tokens.weight"
 FC_NORMS = tuple(f"fc_norm.{i}.weight" for i in range(3))
-REQUIRED = (*PLAIN.values(), *QKV, *GATE_UP)  # without them an engine runs on random or neutral values
+REQUIRED = (*PLAIN.values(), *QKV, *GATE_UP)  # engines replace missing ones by random or neutral values
 
 
 def check_form(name: str) -> Form:
-    """The form of that name."""
+    """The form with that name."""
     for form in FORMS:
         if name == form:
             return form
@@ -69,7 +69,7 @@ def form_tensors(
 
 
 def canonical_tensors(head: HeadParts) -> dict[str, Tensor]:
-    """The head's floating-point tensors under their canonical names, in the order a forward meets them."""
+    """The head's floating-point tensors with their canonical names, in the order a forward uses them."""
     w, c = head.weights, head.config
     sizes = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
     tensors = {} if w.embedding is None else {EMBEDDING: w.embedding}
@@ -95,10 +95,10 @@ def form_config(head: HeadParts, form: Form, dtype: torch.dtype) -> dict[str, An
         "target_hidden_size": c.target_hidden_size,
         **_switches(c),
         **_layer_ids(m, form),
-        "fledge": _own(m),
+        "fledge": _provenance(m),
     }
     if form == "eagle" and head.weights.embedding is None:
-        # EAGLE's code takes the target's embedding only when this field is absent.
+        # EAGLE's code uses the target's embedding only if this field is absent.
         _require_same_size(c, "eagle", "name the target, so that the embedding is added")
         del flat["target_hidden_size"]
     return flat
@@ -145,23 +145,23 @@ def _speculators_config(c: HeadConfig, m: HeadMetadata, torch_dtype: str) -> dic
         "torch_dtype": torch_dtype,
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": None,
-        "norm_before_residual": c.norm_before_residual,  # written out: trainer and vLLM have different defaults
+        "norm_before_residual": c.norm_before_residual,  # explicit: the trainer and vLLM have different defaults
         "norm_before_fc": False,
         "fc_norm": c.fc_norm,
         "norm_output": c.norm_output,
         **_layer_ids(m, "speculators"),
-        "fledge": _own(m),
+        "fledge": _provenance(m),
     }
 
 
 def _switches(c: HeadConfig) -> dict[str, Any]:
-    """EAGLE-3.1's two norms and speculators' residual; absent in a plain EAGLE-3 head."""
+    """EAGLE-3.1's two norms and speculators' residual; empty for a plain EAGLE-3 head."""
     names = ("fc_norm", "norm_output", "norm_before_residual")
     return {name: True for name in names if getattr(c, name)}
 
 
 def _layer_ids(m: HeadMetadata, form: Form) -> dict[str, Any]:
-    """The ids in the form's own convention, left out for the default layers: every engine then takes the same."""
+    """The layer ids in the form's convention; empty for the default layers, which all engines share."""
     if not m.feature_layers or m.feature_layers == engine_feature_layers(m.target_layers):
         return {}
     outputs = list(m.feature_layers)
@@ -174,17 +174,17 @@ def _layer_ids(m: HeadMetadata, form: Form) -> dict[str, Any]:
     return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True}}
 
 
-def _own(m: HeadMetadata) -> dict[str, Any]:
-    known: dict[str, Any] = {
+def _provenance(m: HeadMetadata) -> dict[str, Any]:
+    provenance: dict[str, Any] = {
         "target_name": m.target_name,
         "target_revision": m.target_revision,
         "tokenizer_hash": m.tokenizer_hash,
     }
     if m.target_architecture:
-        known["target_architecture"] = m.target_architecture
+        provenance["target_architecture"] = m.target_architecture
     if m.feature_layers:
-        known |= {"target_layers": m.target_layers, "feature_layers": list(m.feature_layers)}
-    return known | {"training": dict(m.training)}
+        provenance |= {"target_layers": m.target_layers, "feature_layers": list(m.feature_layers)}
+    return provenance | {"training": dict(m.training)}
 
 
 def _require_same_size(c: HeadConfig, form: str, remedy: str) -> None:

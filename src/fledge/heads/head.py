@@ -1,4 +1,4 @@
-"""A draft head: its weights and config, how it starts from a target, whether it fits one, and its files."""
+"""A draft head: its weights and config, initialisation from a target, checks against a target, and its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fledge.target.target import Target
 
 
-_VALUE_STD = 0.7  # of what the values read of a normed embedding
+_VALUE_STD = 0.7  # of the values computed from a normed embedding
 _SENTENCE = (
     "The quick brown fox jumps over the lazy dog, and then it asks itself why it should ever have done that."
 )
@@ -61,12 +61,12 @@ class Head:
         fc_norm: bool = False,
         norm_output: bool = False,
     ) -> Head:
-        """A head that starts as the target's own end: its last layer, final norm and lm_head rows.
+        """A head initialised from the end of the target: its last layer, final norm and lm_head rows.
 
-        fc hands the high feature on, scaled so that the residual stream has RMS 1, and the layer's outputs with it:
-        the norms make the function the same, and training need not grow weights to be heard beside the massive
+        fc passes the high feature on, scaled so that the residual stream has RMS 1, and the layer's outputs are scaled
+        alike. The norms keep the function the same, and training needn't grow weights to matter beside the massive
         values of a deep residual stream. The embedding half of the attention's input starts in the values only, small
-        and random, under a flat norm as loud as the hidden half's; the target's own first norm nearly mutes it.
+        and random, under a flat norm with the hidden half's magnitude; the target's own first norm nearly mutes it.
         """
         config = HeadConfig.for_target(
             target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output
@@ -74,7 +74,7 @@ class Head:
         source = target.weights
         last, size = source.layers[-1], config.hidden_size
         gate_up, down = last.dense_mlp
-        config = replace(config, intermediate_size=down.shape[1])  # a dense layer's between experts
+        config = replace(config, intermediate_size=down.shape[1])  # that of a dense layer between experts
         scale = 1.0 if fc_norm else 1.0 / _high_feature_rms(target)
         fc = torch.zeros(size, 3 * config.target_hidden_size)
         fc[:, 2 * config.target_hidden_size :] = torch.eye(size) * scale
@@ -99,7 +99,7 @@ class Head:
         return cls(config, replace(weights, **owned), HeadMetadata.of(target))
 
     def fitted_to(self, target: Target) -> Head:
-        """This head with positions as far as the target's: EAGLE's own configs say 2,048 whatever the target reaches.
+        """This head with the target's number of positions: EAGLE's configs say 2,048 for any target.
 
         Raises a HeadError like `check_target`.
         """
@@ -107,17 +107,17 @@ class Head:
         return self._reaching(max(self.config.max_position_embeddings, target.config.own_positions))
 
     def running_with(self, target: Target) -> Head:
-        """`fitted_to`, but as far as the target's decoder goes: tables for all positions of some take gigabytes."""
+        """`fitted_to`, but limited to the decoder's positions: tables for all positions can take gigabytes."""
         return self.fitted_to(target)._reaching(target.config.max_position_embeddings)
 
     def _reaching(self, positions: int) -> Head:
         return Head(replace(self.config, max_position_embeddings=positions), self.weights, self.metadata)
 
     def target_it_reads(self, target: Target) -> Target:
-        """The target with features of the layers this head names, if it names some and the target has them."""
+        """The target with features of the layers this head names, if any and if the target has them."""
         layers = self.metadata.feature_layers
         if not are_three_layers(layers, target.config.num_layers):
-            return target  # where they are another target's, check_target says so
+            return target  # if they are another target's, check_target raises
         return target.with_feature_layers(layers)
 
     def check_target(self, target: Target) -> None:
@@ -133,14 +133,14 @@ class Head:
         layers = self.metadata.feature_layers
         if layers and layers != theirs.feature_layers:
             differences.append(
-                f"features of layers {_listed(layers)}, this target gives {_listed(theirs.feature_layers)} "
-                f"(counted by output; target.feature_layers={list(layers)} gives the head's, or if only its config is "
-                "wrong: fledge import --layers)"
+                f"features of layers {_joined(layers)}, but this target has {_joined(theirs.feature_layers)} "
+                f"(counted by output; target.feature_layers={list(layers)} selects the head's; if only its config is "
+                "wrong, use fledge import --layers)"
             )
         recorded = self.metadata.target_revision
         if not differences and recorded and recorded != target.revision:
             differences.append(
-                f"target revision {recorded[:12]} ({self.metadata.target_name}), this is {target.revision[:12]}"
+                f"target revision {recorded[:12]} ({self.metadata.target_name}), but this is {target.revision[:12]}"
             )
         if differences:
             raise HeadError(
@@ -149,12 +149,12 @@ class Head:
             )
 
 
-def _listed(layers: tuple[int, ...]) -> str:
+def _joined(layers: tuple[int, ...]) -> str:
     return ", ".join(map(str, layers))
 
 
 def _high_feature_rms(target: Target) -> float:
-    """The median RMS of the high feature over a sentence, the first tokens (often attention sinks) left out."""
+    """The median RMS of the high feature over a sentence, without the first tokens (often attention sinks)."""
     decoder = target.decoder
     ids = target.tokenizer.encode(_SENTENCE, add_special_tokens=False)
     batch = one_sequence(ids, decoder.page_size, decoder.device)

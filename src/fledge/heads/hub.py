@@ -1,4 +1,4 @@
-"""Heads on a model hub: pushing a folder in one commit. Pulling is `Head.load("org/name")`."""
+"""Heads on a model hub: pushes a folder in one commit. To pull: `Head.load("org/name")`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fledge.base.errors import HeadError, first_line
 
 
 def push_folder(folder: str, repository: str) -> str:
-    """Create the repository if need be (private) and upload the folder's files; the commit's address."""
+    """Create the repository if needed (private) and upload the folder's files; returns the commit's URL."""
     api = HfApi()
     try:
         api.create_repo(repository, repo_type="model", private=True, exist_ok=True)
@@ -20,6 +20,6 @@ def push_folder(folder: str, repository: str) -> str:
         )
     except Exception as error:  # whichever HTTP client the hub's library uses has its own types
         raise HeadError(
-            f"can't push to {repository} ({first_line(error)}): run `hf auth login` with a token that may write there"
+            f"can't push to {repository} ({first_line(error)}): run `hf auth login` with a token with write access"
         ) from error
     return str(commit.commit_url)

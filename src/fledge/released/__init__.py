@@ -1,4 +1,4 @@
-"""Heads that ship with the package, one folder each, found by the target they were made for."""
+"""Heads that ship with the package, one folder each, identified by their target's revision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 
 
 def released_folder(revision: str) -> str | None:
-    """The folder of the shipped head for the target of this very revision, or None."""
+    """The folder of the shipped head for exactly this target revision, or None."""
     for config in sorted(FOLDER.glob("*/config.json")):
         made_for = json.loads(config.read_text("utf-8")).get("fledge", {})
         if made_for.get("target_revision") == revision:
@@ -22,21 +22,21 @@ def released_folder(revision: str) -> str | None:
 
 
 def released_head(target: Target) -> Head:
-    """The shipped head for this very target; a HeadError if there is none."""
+    """The shipped head for exactly this target; a HeadError if there is none."""
     return load_head(target, "released")
 
 
-def load_head(target: Target, given: str) -> Head:
-    """The head a user names for a target: a folder, URL or hub id, or `released`; a HeadError if it is another's."""
-    head = Head.load(head_url(target, given))
+def load_head(target: Target, name: str) -> Head:
+    """The head a user names for a target: a folder, URL or hub id, or `released`; a HeadError if it doesn't fit."""
+    head = Head.load(head_url(target, name))
     head.check_target(head.target_it_reads(target))
     return head
 
 
-def head_url(target: Target, given: str) -> str:
-    """What a user calls a head: `released` for the shipped one, else its folder."""
-    if given != "released":
-        return given
+def head_url(target: Target, name: str) -> str:
+    """The URL of a head as a user names it: `released` for the shipped one, else its folder."""
+    if name != "released":
+        return name
     shipped = released_folder(target.revision)
     if shipped is None:
         raise HeadError(

@@ -1,4 +1,4 @@
-"""The end of a run: `report.html`, `summary.json`, and the tables a person sees last."""
+"""The end of a run: `report.html`, `summary.json`, and the tables printed last."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from fledge.run.folder import Record, Run, file_digest
 from fledge.run.recipe import RECIPE_NAME, read_recipe_file
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
-DATA_NAME = "data.json"  # what the head was trained on; a released head's folder holds a copy
+DATA_NAME = "data.json"  # what the head was trained on; a released head's folder contains a copy
 
 
 def write_closing(run: Run, records: Iterable[Record]) -> None:
-    """Write the report; the summary too, if there is a benchmark of the run's head."""
+    """Write the report, and the summary if there is a benchmark of the run's head."""
     seconds = {record.stage: record.seconds for record in records}
     facts = report_facts(run, seconds)
     if facts.bench is not None:
         summarise(facts.bench, seconds).save(run.url(SUMMARY_NAME))
     else:
-        storage.remove(run.url(SUMMARY_NAME))  # of a benchmark that was deleted, or is of an earlier head
+        storage.remove(run.url(SUMMARY_NAME))  # left by a deleted benchmark or an earlier head
     if storage.exists(run.url("prompts", storage.MANIFEST_NAME)):
         write_run_card(run.folder)
     write_report(run.url(REPORT_NAME), facts)
@@ -45,10 +45,10 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
 
 
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
-    """All the report shows of a run; `seconds` is what each stage took.
+    """The contents of a run's report; `seconds` is the duration of each stage.
 
-    It shows the recipe the run was made with, not the one it is reported with. Only a price given now counts, which
-    no stage depends on.
+    The report shows the recipe the run was made with, not the one it is reported with. Only a price given now is used,
+    since no stage depends on it.
     """
     head = training_facts(run.url("head"), run.url("train", "metrics.jsonl"))
     bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
@@ -56,12 +56,12 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         priced = bench.options.model_copy(update={"price_per_hour": price})
         bench = bench.model_copy(update={"options": priced})
     load = _checked_load(run.folder) if storage.exists(run.url("load", "load.json")) else None
-    own = run.url(RECIPE_NAME)
-    recipe = read_recipe_file(own) if storage.exists(own) else run.recipe.to_yaml()
+    saved = run.url(RECIPE_NAME)
+    recipe = read_recipe_file(saved) if storage.exists(saved) else run.recipe.to_yaml()
     data = _own_data(run)
-    if bench is not None:  # then the target itself needn't be here
+    if bench is not None:  # then the target needn't be loaded
         name, revision = bench.subject.target, bench.subject.revision
-    elif load is not None and head is None and data is None:  # servers alone, of a target no recipe names
+    elif load is not None and head is None and data is None:  # only servers, whose target no recipe names
         name, revision, recipe = next(iter(load.models.values())), "", ""
     else:
         name, revision = run.target.name, run.target.revision
@@ -85,7 +85,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
 
 
 def export_report(run: Run, kinds: Sequence[str]) -> None:
-    """The report as Markdown (md) or its charts as pictures (png), beside the page."""
+    """Write the report as Markdown (md) or its charts as images (png), beside the page."""
     unknown = sorted(set(kinds) - {"md", "png"})
     if unknown:
         raise StorageError(f"can't export {unknown[0]!r}; write --export md or --export png")
@@ -94,13 +94,13 @@ def export_report(run: Run, kinds: Sequence[str]) -> None:
 
 
 def keep_load(result: LoadResult, folder: str) -> None:
-    """Keep a load test that ended early: it may have taken hours."""
+    """Save a load test that ended early, since it may have taken hours."""
     _save_load(result, folder)
     say(f"measured until then: {join(folder, 'load')}")
 
 
 def close_load(result: LoadResult, folder: str, command: str) -> None:
-    """Keep and show a load test; its page too, unless the folder has a run's, which has more on it."""
+    """Save and print a load test; write its page, too, unless the folder contains a run's more complete page."""
     _save_load(result, folder)
     view = served_view(result)
     if view is not None:
@@ -118,7 +118,7 @@ def close_load(result: LoadResult, folder: str, command: str) -> None:
 
 
 def _save_load(result: LoadResult, folder: str) -> None:
-    """Write a load test and its checksums."""
+    """Write a load test with its checksums."""
     place = join(folder, "load")
     result.save(place)
     files = {name: file_digest(join(folder, name)) for name in ("load/load.json", "load/load.jsonl")}
@@ -126,17 +126,17 @@ def _save_load(result: LoadResult, folder: str) -> None:
 
 
 def _checked_load(folder: str) -> LoadResult:
-    """A folder's load test, if its files are what `fledge bench server` left."""
+    """A folder's load test, if its files are unchanged since `fledge bench server` wrote them."""
     if (record := Record.load(join(folder, "load"))) is not None:
         record.is_whole(folder)
     return LoadResult.load(join(folder, "load"))
 
 
 def compare_run_folders(first: str, second: str, output: str) -> None:
-    """Two runs' benchmarks side by side: a table here, and a page."""
+    """Compare two runs' benchmarks: a table on the console, and a page."""
     results = [_checked_bench(folder) for folder in (first, second)]
     comparison = compare_runs(results[0], results[1], (first, second))
-    # In 80 characters; the page has the number of prompts, too.
+    # Fits into 80 characters; the page also has the number of prompts.
     table = comparison.table
     columns, *rows = ([*cells[:2], *cells[3:]] for cells in (table.columns, *table.rows))
     print_table("Second run over the first; ms per output token", columns, rows, text_columns=2)
@@ -146,7 +146,7 @@ def compare_run_folders(first: str, second: str, output: str) -> None:
 
 
 def _checked_bench(folder: str) -> BenchResult:
-    """A run's benchmark, if its files are what `fledge bench` left."""
+    """A run's benchmark, if its files are unchanged since `fledge bench` wrote them."""
     place = join(folder, "bench")
     if (record := Record.load(place)) is not None:
         record.is_whole(folder)
@@ -154,7 +154,7 @@ def _checked_bench(folder: str) -> BenchResult:
 
 
 def print_closing(run: Run, records: Iterable[Record]) -> None:
-    """What each stage did, and what the heads are worth."""
+    """Print what each stage did, and what the heads are worth."""
     rows = [(record.stage, record.line, clock(record.seconds)) for record in records]
     print_table("Stages", ["stage", "result", "time"], rows, text_columns=2)
     if storage.exists(run.url(SUMMARY_NAME)):
@@ -163,15 +163,15 @@ def print_closing(run: Run, records: Iterable[Record]) -> None:
 
 
 def print_summary(summary: Summary) -> None:
-    """Each head on each workload; then plain decode against its limit, and the costs of the steps."""
+    """Print each head on each workload, then plain decode against its limit, and the costs of the steps."""
     heads = {summary.head: summary.lines} if summary.head else {}
     if summary.released is not None:
         heads[RELEASED] = summary.released.lines
     labels = name_engines(list(heads)).labels
     rows = [
-        _workload_row(labels[head], workload, found)
+        _workload_row(labels[head], workload, row)
         for head, workloads in heads.items()
-        for workload, found in workloads.items()
+        for workload, row in workloads.items()
     ]
     columns = ["head", "workload", "tau", "plain", "ms", "speed-up", "same"]
     title = f"{summary.decoding.capitalize()}, batch 1: median ms per output token, plainly and with the head"
@@ -179,13 +179,12 @@ def print_summary(summary: Summary) -> None:
     say(*_cost_lines(summary))
 
 
-def _workload_row(label: str, workload: str, found: WorkloadSummary) -> list[str]:
-    figures = [number(found.tau, 2), number(found.tpot_plain_ms), number(found.tpot_ms), times(found.speedup)]
-    same = f"{found.identical} of {found.prompts}"
-    for count, what in ((found.near_tie, "near tie"), (found.different, "different")):
-        same += (
-            f", {count} {what}" if count else ""
-        )  # seldom: no columns of their own, so that 80 characters suffice
+def _workload_row(label: str, workload: str, row: WorkloadSummary) -> list[str]:
+    figures = [number(row.tau, 2), number(row.tpot_plain_ms), number(row.tpot_ms), times(row.speedup)]
+    same = f"{row.identical} of {row.prompts}"
+    for count, what in ((row.near_tie, "near tie"), (row.different, "different")):
+        # Rare, so no separate columns: the table fits into 80 characters.
+        same += f", {count} {what}" if count else ""
     return [label, workload, *figures, same]
 
 
@@ -207,7 +206,7 @@ def _cost_lines(summary: Summary) -> list[str]:
 
 
 def write_run_card(folder: str) -> str:
-    """Write the data card of a run folder beside its data; returns where it lies.
+    """Write the data card of a run folder beside its data; returns its path.
 
     Raises:
         DataError: the folder has no prompts yet.
@@ -218,18 +217,18 @@ def write_run_card(folder: str) -> str:
     head = _own_head(folder)
     vocabulary = head.vocabulary.token_ids.tolist() if head else None
     conversations = join(folder, "conversations")
-    found = privacy_counts(prompts, conversations)
-    return write_card(folder, make_card(prompts, conversations, vocabulary, found))
+    counts = privacy_counts(prompts, conversations)
+    return write_card(folder, make_card(prompts, conversations, vocabulary, counts))
 
 
 def _own_head(folder: str) -> Head | None:
-    """The head a run folder holds, if training has written one."""
+    """The head in a run folder, or None before training has written one."""
     url = join(folder, "head")
     return Head.load(url) if storage.exists(join(url, CONFIG_NAME)) else None
 
 
 def _own_data(run: Run) -> DataFacts | None:
-    """Facts about the run's data, kept beside the report."""
+    """Facts about the run's data, stored beside the report."""
     data = data_facts(run.url("conversations"), run.url("prompts"), _own_head(run.folder))
     if data is not None:
         storage.write_json(run.url(DATA_NAME), asdict(data))
@@ -237,7 +236,7 @@ def _own_data(run: Run) -> DataFacts | None:
 
 
 def _stored_data(url: str) -> DataFacts | None:
-    """Facts that an earlier run kept."""
+    """Facts stored by an earlier run."""
     if not storage.exists(url):
         return None
     try:

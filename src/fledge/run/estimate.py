@@ -1,4 +1,4 @@
-"""What a run will take, before it starts: tokens, bytes on disk, and time from a calibration of a few seconds."""
+"""What a run will cost, before it starts: tokens, bytes on disk, and time from a calibration of a few seconds."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 from fledge.train.start import random_head
 
-# Typical of self-written prompts and the answers to them, until the real ones are on disk.
+# Typical of self-written prompts and their answers; used until the real ones are on disk.
 _KEPT = 0.85  # share of attempts that pass the filters
-_ATTEMPT_TOKENS = 50  # those that are cut at prompts.max_tokens included
+_ATTEMPT_TOKENS = 50  # including those cut at prompts.max_tokens
 _PROMPT_TOKENS = 35
 _TEMPLATE_TOKENS = 40
 _ANSWER_SHARE = 0.7  # of respond.max_new_tokens
 _PARQUET_BYTES = 5  # per token of a prompt or a conversation
-# Per weight: the head in bf16, checkpoint with masters and two moments, one copy in writing
+# Per weight: the head in bf16, a checkpoint with masters and two moments, and a copy while writing it
 _CHECKPOINT_BYTES = 18
 
 _TRAIN_OVER_MEASURE = 3.0  # measuring tau has no backward pass
 
 _DECODE_STEPS = 12
 _DECODED_PROMPT = 16  # tokens
-_SAMPLES, _SAMPLE_TOKENS = 8, 160  # of the prefill and of the training batch that are timed
+_SAMPLES, _SAMPLE_TOKENS = 8, 160  # of the timed prefill and training batch
 
 
 class Expected(NamedTuple):
-    """A stage's line of the estimate."""
+    """A stage's line in the estimate."""
 
     stage: str
     tokens: float
     bytes: float
-    seconds: float | None  # None: not known, the work isn't done by this target here
+    seconds: float | None  # None: unknown, as another process or machine does the work
 
 
 def print_estimate(run: Run, pending: Collection[str]) -> None:
-    """Show what the pending stages will take, and warn if the disk is too small for it."""
+    """Print the estimate of the pending stages, and warn if the disk is too small."""
     rows = estimate(run, pending)
     if not rows:
         return
@@ -68,7 +68,7 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
 
 
 def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
-    """What each pending stage takes. Sizes come from what is on disk already, else from typical lengths."""
+    """The cost of each pending stage. Sizes come from existing files, or else from typical lengths."""
     expect = _Expectations(run, conversation_tokens(run, known="respond" not in pending))
     stages = {
         "prompts": expect.prompts,
@@ -82,7 +82,7 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
 
 
 class _Expectations:
-    """What each stage of a run takes; only what is asked for is timed."""
+    """The expected cost of each stage; only what is needed is timed."""
 
     def __init__(self, run: Run, tokens: float) -> None:
         """`tokens`: of all conversations."""
@@ -105,8 +105,8 @@ class _Expectations:
         count, respond = self._asked.prompts, self._recipe.respond
         answers, seconds = count * _answered(respond), None
         if respond.server is None:
-            asked = count * (self._asked.tokens + _TEMPLATE_TOKENS)
-            seconds = answers / self._speeds.greedy + asked / self._speeds.prefill
+            prompt_tokens = count * (self._asked.tokens + _TEMPLATE_TOKENS)
+            seconds = answers / self._speeds.greedy + prompt_tokens / self._speeds.prefill
         return Expected("respond", answers, self._tokens * _PARQUET_BYTES, seconds)
 
     def features(self) -> Expected:
@@ -119,17 +119,17 @@ class _Expectations:
         options, feed = self._recipe.train, self._recipe.features.feed
         drawn = (self._tokens - self._heldout) * self._drawn_share()
         trained = drawn * options.epochs
-        pauses = trained / options.batch_tokens / options.evaluate_every  # to measure tau
+        pauses = trained / options.batch_tokens / options.evaluate_every  # pauses to measure tau
         measured = pauses * min(self._heldout, options.evaluate_tokens)
         seconds = (trained + measured / _TRAIN_OVER_MEASURE) / self._speeds.train
-        # Tokens that the target runs meanwhile, to make their features.
-        made = {"offline": 0.0, "online": trained, "hybrid": min(trained, drawn)}[feed]
-        if made:
-            seconds += made / self._speeds.prefill
+        # Tokens the target processes meanwhile to compute their features.
+        online_tokens = {"offline": 0.0, "online": trained, "hybrid": min(trained, drawn)}[feed]
+        if online_tokens:
+            seconds += online_tokens / self._speeds.prefill
         if options.minutes:
             seconds = min(seconds, 60 * options.minutes)
-        kept = made * self._token_bytes if feed == "hybrid" else 0.0
-        return Expected("train", trained, self._speeds.head_size * _CHECKPOINT_BYTES + kept, seconds)
+        stored = online_tokens * self._token_bytes if feed == "hybrid" else 0.0
+        return Expected("train", trained, self._speeds.head_size * _CHECKPOINT_BYTES + stored, seconds)
 
     def evaluate(self) -> Expected:
         judged = min(self._heldout, self._recipe.evaluate.max_tokens)
@@ -141,35 +141,35 @@ class _Expectations:
         return Expected("bench", 0.0, 0.0, seconds)
 
     def _drawn_share(self) -> float:
-        """The share of the conversations that training draws, where train.response_tokens limits it."""
-        most, respond = self._recipe.train.response_tokens, self._recipe.respond
-        if most is None:
+        """The share of the conversations that training uses, if train.response_tokens limits it."""
+        limit, respond = self._recipe.train.response_tokens, self._recipe.respond
+        if limit is None:
             return 1.0
         answered = _answered(respond)
         answer_share = answered / (answered + self._asked.tokens + _TEMPLATE_TOKENS)
-        return min(1.0, most / max((self._tokens - self._heldout) * answer_share, 1.0))
+        return min(1.0, limit / max((self._tokens - self._heldout) * answer_share, 1.0))
 
 
 class Asked(NamedTuple):
-    """The prompts that are answered."""
+    """The prompts to be answered."""
 
     prompts: int
-    tokens: float  # of one
+    tokens: float  # per prompt
 
 
 def asked_prompts(run: Run) -> Asked:
-    """The prompts on disk if all of them are there, else those the recipe wants, of a typical length."""
-    found = Manifest.load(run.url("prompts"))
-    if found.records and (exists(run.url("prompts", DONE_NAME)) or run.is_given("prompts")):
-        return Asked(found.records, found.tokens / found.records)
+    """The prompts on disk if complete, or else those the recipe requests, of a typical length."""
+    manifest = Manifest.load(run.url("prompts"))
+    if manifest.records and (exists(run.url("prompts", DONE_NAME)) or run.is_given("prompts")):
+        return Asked(manifest.records, manifest.tokens / manifest.records)
     return Asked(run.recipe.prompts.count, _PROMPT_TOKENS)
 
 
 def _own_share(prompts: PromptOptions) -> float:
-    """The share of the prompts that the target writes."""
+    """The share of the prompts that the target writes itself."""
     weights = [source.weight for source in prompts.sources]
-    own = [source.weight for source in prompts.sources if source.kind == "self"]
-    return sum(own) / sum(weights) if weights else 1.0
+    self_weights = [source.weight for source in prompts.sources if source.kind == "self"]
+    return sum(self_weights) / sum(weights) if weights else 1.0
 
 
 def _answered(respond: RespondOptions) -> float:
@@ -178,15 +178,15 @@ def _answered(respond: RespondOptions) -> float:
 
 
 def conversation_tokens(run: Run, *, known: bool) -> float:
-    """Tokens of all conversations: those on disk if they are `known` to be all, else from typical lengths."""
-    if known and (found := Manifest.load(run.url("conversations")).tokens):
-        return found
-    asked = asked_prompts(run)
-    return asked.prompts * (_answered(run.recipe.respond) + asked.tokens + _TEMPLATE_TOKENS)
+    """Tokens of all conversations: those on disk if `known` to be complete, or else from typical lengths."""
+    if known and (stored := Manifest.load(run.url("conversations")).tokens):
+        return stored
+    prompts = asked_prompts(run)
+    return prompts.prompts * (_answered(run.recipe.respond) + prompts.tokens + _TEMPLATE_TOKENS)
 
 
 class Calibration:
-    """Speeds on this machine, each measured when it is first asked for."""
+    """Speeds on this machine, each measured on first use."""
 
     def __init__(self, run: Run) -> None:
         self._recipe, self._target = run.recipe, run.target
@@ -194,15 +194,15 @@ class Calibration:
 
     @cached_property
     def greedy(self) -> float:
-        """Tokens per second of the batches that respond decodes."""
+        """Tokens per second of the batches that the respond stage decodes."""
         batch = self._recipe.respond.max_batch
         return batch / self._step_seconds(batch, SamplingParams(temperature=0.0))
 
     @cached_property
     def sampled(self) -> float:
         """The same for prompts, which are sampled."""
-        batch, wanted = self._recipe.respond.max_batch, self._recipe.prompts
-        params = SamplingParams(temperature=wanted.temperature, top_p=wanted.top_p)
+        batch, options = self._recipe.respond.max_batch, self._recipe.prompts
+        params = SamplingParams(temperature=options.temperature, top_p=options.top_p)
         return batch / self._step_seconds(batch, params)
 
     @cached_property
@@ -230,12 +230,12 @@ class Calibration:
         )
         batch = make_batch([self._random_sample() for _ in range(_SAMPLES)], dtype).to(self._target.device)
         weights = [1 / options.ttt_steps] * options.ttt_steps
-        learner.learn(batch, weights, measure=False)  # the first time allocates
+        learner.learn(batch, weights, measure=False)  # the first step allocates
         return batch.tokens / _timed(lambda: learner.learn(batch, weights, measure=False))
 
     @property
     def head_size(self) -> int:
-        """Weights of the head that is trained."""
+        """Number of weights of the head to be trained."""
         config = HeadConfig.for_target(self._target.config, self._draft_vocab_size)
         return sum(math.prod(shape) for shape in weight_shapes(config).values())
 
@@ -244,12 +244,12 @@ class Calibration:
         return min(self._recipe.train.draft_vocab_size, self._target.config.vocab_size)
 
     def _step_seconds(self, batch: int, params: SamplingParams) -> float:
-        """Seconds of a decode step of `batch` requests, once all of them are running."""
+        """Seconds of a decode step with `batch` requests, once all are running."""
         engine = Engine(self._target, max_batch=batch, max_context=self._length, prefix_cache=False)
-        # Short, so that the first request doesn't end before the last has begun.
+        # Short, so that the first request doesn't end before the last has started.
         prompt = self._token_ids(min(_DECODED_PROMPT, self._length // 2))
-        wanted = replace(params, max_tokens=self._length - len(prompt), ignore_eos=True)
-        requests = [engine.submit(prompt, replace(wanted, seed=seed)) for seed in range(batch)]
+        fixed = replace(params, max_tokens=self._length - len(prompt), ignore_eos=True)
+        requests = [engine.submit(prompt, replace(fixed, seed=seed)) for seed in range(batch)]
         begun: set[int] = set()
         while len(begun) < batch:
             begun.update(result.request_id for result in engine.step())

@@ -1,4 +1,4 @@
-"""One run's folder: its recipe, what its stages share, and the record each finished stage leaves."""
+"""One run's folder: its recipe, what its stages share, and the record of each finished stage."""
 
 from __future__ import annotations
 
@@ -36,29 +36,27 @@ DONE_NAME = "done.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage says when it is done: a line for people, and figures for the report."""
+    """A finished stage's result: a line for the console, and figures for the report."""
 
     line: str
     figures: Mapping[str, float] = field(default_factory=dict)
-    seconds: float | None = None  # of all attempts, where the work knows; None: of this one
+    seconds: float | None = None  # of all attempts, if the stage knows; None: of this one
 
 
 @dataclass(frozen=True)
 class Record:
-    """A finished stage, as `done.json` keeps it. `seconds` is of the last attempt; of training, of all attempts."""
+    """A finished stage, as stored in `done.json`. `seconds` covers the last attempt; for training, all attempts."""
 
     stage: str
-    digest: str  # of the fingerprint the output was made with
+    digest: str  # of the output's fingerprint
     seconds: float
     line: str
     figures: Mapping[str, float]
     version: str = __version__
-    files: Mapping[str, str] | None = (
-        None  # what it left, by place in the run, with checksums; None: not recorded
-    )
+    files: Mapping[str, str] | None = None  # its files by path in the run, with checksums; None: not recorded
 
     def save(self, folder: str) -> None:
-        """Declare the folder finished."""
+        """Mark the folder as finished."""
         storage.write_sealed(join(folder, DONE_NAME), asdict(self))
 
     @classmethod
@@ -73,10 +71,10 @@ class Record:
             raise StorageError(f"{url} is not a stage's record ({error}); delete it and run again") from error
 
     def is_whole(self, run_url: str, products: Sequence[str] = ()) -> bool:
-        """Whether all that the stage left is still there; `products`: what it must have left, if that isn't recorded.
+        """Whether all files the stage wrote still exist; `products`: its required files, in case they aren't recorded.
 
         Raises:
-            StorageError: a file isn't what the stage left.
+            StorageError: a file differs from what the stage wrote.
         """
         files = dict.fromkeys(products) if self.files is None else self.files
         there = {name: join(run_url, name) for name in files if storage.exists(join(run_url, name))}
@@ -97,11 +95,11 @@ class Run:
     folder: str
     _: KW_ONLY
     command: str = ""  # as typed, for the report
-    given_heads: Sequence[str] = ()  # to measure instead of the run's own
-    ray: RayOptions | None = None  # where prompts, respond and features run, if not in this process
+    given_heads: Sequence[str] = ()  # measured instead of the run's own
+    ray: RayOptions | None = None  # runs prompts, respond and features; None: this process
 
     def url(self, *parts: str) -> str:
-        """A place in the run folder."""
+        """A path in the run folder."""
         return join(self.folder, *parts)
 
     @cached_property
@@ -110,7 +108,7 @@ class Run:
         return self.recipe.target.load()
 
     def target_parts(self) -> dict[str, Any]:
-        """The fields of a fingerprint that name the target and how it runs."""
+        """The fields of a fingerprint that identify the target and how it runs."""
         return target_parts(self.target)
 
     @cached_property
@@ -123,36 +121,36 @@ class Run:
 
     @cached_property
     def privacy(self) -> PrivacyOptions | None:
-        """The privacy filter's options, or None where it is off."""
+        """The privacy filter's options, or None if it is off."""
         options = self.recipe.privacy
         foreign = any(source.kind != "self" for source in self.recipe.prompts.sources)
         return options if options.applies(foreign=foreign or bool(self.recipe.prompts.traffic)) else None
 
     @cached_property
     def train_options(self) -> TrainOptions:
-        """The recipe's, with the initial head's folder for `released` or a hub id."""
+        """The recipe's training options, with `released` or a hub id resolved to the initial head's folder."""
         options = self.recipe.train
         if options.init_head is None:
             return options
         return options.model_copy(update={"init_head": local_url(head_url(self.target, options.init_head))})
 
     def refuse_wrong_heads(self) -> None:
-        """Raise HeadError for a head that doesn't exist or is another target's, before anything takes time."""
+        """Raise a HeadError for a missing head or one of another target, before any expensive work."""
         if (start := self.train_options.init_head) is not None:
             if _same_folder(start, self.url("head")):
                 raise RecipeError(
                     f"train.init_head={start} is where this run puts its own head, and the run could never tell again "
                     "what it began with; name another --run-dir, or move that head away first"
                 )
-            Head.load(start).check_target(self.target)  # it learns from these features
+            Head.load(start).check_target(self.target)  # training uses this target's features
         if self.given_heads:
             self.heads()
 
     @cached_property
     def head_urls(self) -> dict[str, str]:
-        """The heads to measure by name: those given, or the run's own and the shipped one if there is one."""
+        """The heads to measure by name: those given, or the run's own and the shipped one, if any."""
         if self.given_heads:
-            return {given: local_url(head_url(self.target, given)) for given in self.given_heads}
+            return {name: local_url(head_url(self.target, name)) for name in self.given_heads}
         shipped = released_folder(self.target.revision)
         return {TRAINED: self.url("head")} | ({RELEASED: shipped} if shipped is not None else {})
 
@@ -161,12 +159,12 @@ class Run:
         return {name: load_head(self.target, url) for name, url in self.head_urls.items()}
 
     def is_given(self, folder: str) -> bool:
-        """Whether a stage's folder holds shards that no stage of this run made: the user put them there."""
+        """Whether a stage's folder contains shards from outside this run, put there by the user."""
         url = self.url(folder)
         return bool(Manifest.load(url).shards) and Fingerprint.load(url) is None
 
     def of_earlier_head(self, folder: str) -> bool:
-        """Whether a stage's folder holds figures of a head that the run's own has replaced since."""
+        """Whether a stage's folder contains figures of a head that the run's own has replaced."""
         made_from = Fingerprint.load(self.url(folder))
         if made_from is None or not storage.exists(self.url("head", CONFIG_NAME)):
             return False
@@ -174,7 +172,7 @@ class Run:
         return measured is not None and measured != head_digest(self.url("head"))
 
     def check_exists(self) -> None:
-        """Raise a StorageError if there is no such run: what only adds to one would make a folder of a typing error."""
+        """Raise a StorageError if the run doesn't exist: a mistyped name must not create a folder."""
         if not storage.exists(self.folder):
             raise StorageError(
                 f"there is no run in {self.folder}; check --run-dir, or make one with `fledge run`"
@@ -182,9 +180,9 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process out of a local run folder; the lock goes with the process, however that ends.
+        """Lock a local run folder against a second process; the lock is released however the process ends.
 
-        Object stores have no locks, and a lease that is renewed could not tell a slow owner from a dead one.
+        Object stores have no locks, and a renewable lease can't distinguish a slow owner from a dead one.
         """
         path = storage.local_path(self.folder)
         if path is None:
@@ -193,7 +191,7 @@ class Run:
         lock, owner = path / ".lock", path / ".owner"
         try:
             disk.make_folder(path)
-            # Where there is no flock, what a dead process left behind is taken over at the second look.
+            # Without flock, the lock of a dead process is taken over on the second attempt.
             held = disk.file_lock(lock).acquire(timeout=0.2)
         except Timeout as error:
             raise StorageError(
@@ -203,8 +201,8 @@ class Run:
         except OSError as error:
             raise StorageError(f"can't use {self.folder}: {error}; name another --run-dir") from error
         with held:
-            # In a file of its own: without flock, filelock tells a dead owner by what it wrote into the lock.
-            with suppress(OSError):  # on a full disk nobody is named
+            # In a separate file: without flock, filelock recognises a dead owner by the lock's content.
+            with suppress(OSError):  # on a full disk the owner stays unnamed
                 owner.write_text(f" (process {os.getpid()} on {socket.gethostname()})")
             try:
                 yield
@@ -214,7 +212,7 @@ class Run:
 
 
 def _named(owner: Path) -> str:
-    """Who wrote the file, in parentheses; nothing if it can't be read."""
+    """The owner recorded in the file, in parentheses; empty if unreadable."""
     try:
         return owner.read_text(errors="replace")
     except OSError:
@@ -227,7 +225,7 @@ def _same_folder(one: str, other: str) -> bool:
 
 
 def head_digest(url: str) -> str:
-    """The checksum of a head's weights; of several files', that of their checksums."""
+    """The checksum of a head's weights; for several files, that of their checksums."""
     digests = [file_digest(file) for file in weight_urls(url)]
     return digests[0] if len(digests) == 1 else storage.sha256("".join(digests).encode())
 

@@ -1,11 +1,10 @@
-"""The stages in order: what is done is skipped, what half-ran goes on, what was made otherwise is refused.
+"""The stages in order: finished ones are skipped, interrupted ones resume, ones made from other inputs are errors.
 
     prompts -> respond -> features -> train -> evaluate -> bench -> report
 
-A stage's folder holds `fingerprint.json` (written first: what the stage is made from), the stage's files, and
-`done.json` (written last). Fingerprints include the checksums of the stage's inputs, so nothing stale is mixed in.
-A folder that holds shards but no fingerprint was put there by the user: it is taken as it is, and the run begins with
-the stage after it.
+A stage's folder contains `fingerprint.json` (written first: the stage's inputs), the stage's files, and `done.json`
+(written last). Fingerprints include the checksums of the stage's inputs, so stale data is never mixed in. A folder with
+shards but no fingerprint was put there by the user: it is used as it is, and the run starts with the next stage.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from fledge.train import refuse_one_sided, refuse_untrainable
 
 
 def run_pipeline(run: Run) -> None:
-    """Do every stage that isn't finished, then show what came out."""
+    """Run every unfinished stage, then print the results."""
     if _is_follower():
         raise StorageError(
             "`fledge run` works in one process; under torchrun use `fledge train` after the stages before it"
         )
     with run.locked():
         estimated = False
-        given = [stage for stage in STAGES if run.is_given(stage.folder)]
-        for stage in given:
+        user_stages = [stage for stage in STAGES if run.is_given(stage.folder)]
+        for stage in user_stages:
             _take_given(run, stage)
-        stages = STAGES[STAGES.index(given[-1]) + 1 :] if given else STAGES
+        stages = STAGES[STAGES.index(user_stages[-1]) + 1 :] if user_stages else STAGES
         for number, stage in enumerate(stages):
             fingerprint = stage.fingerprint(run)
             record = finished(run, stage, fingerprint)
@@ -62,7 +61,7 @@ def run_pipeline(run: Run) -> None:
 
 
 def run_stage(run: Run, name: str) -> None:
-    """Do one stage; the stages it builds on must be finished, except for the benchmark of given heads."""
+    """Run one stage; the stages it depends on must be finished, except for the benchmark of given heads."""
     stage = _named(name)
     if _is_follower():
         if name != "train":
@@ -73,7 +72,7 @@ def run_stage(run: Run, name: str) -> None:
     if stage.always or (stage.needs and not run.given_heads):
         run.check_exists()
     with run.locked():
-        if run.is_given(stage.folder):  # nothing is added to what isn't ours
+        if run.is_given(stage.folder):  # the user's folder is left alone
             _take_given(run, stage)
             return
         for before in map(_named, () if run.given_heads else stage.needs):
@@ -96,12 +95,12 @@ def run_stage(run: Run, name: str) -> None:
 
 
 def _is_follower() -> bool:
-    """Whether this is a process of torchrun other than the first, which alone keeps the folder's records."""
+    """Whether this is a torchrun process other than the first, which alone writes the folder's records."""
     return int(os.environ.get("RANK", "0")) > 0 and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
-    """The stage's record if it is finished. A folder made from something else is refused, naming the field."""
+    """The stage's record if it is finished. Raises an error naming the field if its folder has other inputs."""
     folder = run.url(stage.folder)
     if stage.always or not exists(folder):
         return None
@@ -114,13 +113,13 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
 
 
 def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
-    """Raise the errors that are certain to come in a pending stage now, not after hours of the stages before it."""
+    """Raise errors that are certain to occur in a pending stage now, not after hours of earlier stages."""
     recipe = run.recipe
     _refuse_undecodable(run, pending)
     run.refuse_wrong_heads()
     if {"respond", "evaluate"} <= set(pending) and recipe.respond.heldout in (0, 1):
         raise RecipeError(
-            f"respond.heldout is {recipe.respond.heldout:g}, and a run needs some answers to train on and some to "
+            f"respond.heldout is {recipe.respond.heldout:g}, but a run needs some answers to train on and some to "
             "evaluate on; set it between 0 and 1, or run the stages you want one by one"
         )
     if {"respond", "evaluate"} <= set(pending) and asked_prompts(run).prompts < 2:
@@ -146,7 +145,7 @@ def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
 
 
 def _refuse_one_sided(run: Run, stage: Stage, pending: Collection[str]) -> None:
-    """Raise a DataError now if there are no conversations to train on, or none to evaluate on."""
+    """Raise a DataError if there are no conversations to train on, or none to evaluate on."""
     stored = stage.name == "train" and run.recipe.features.feed == "offline"
     url = run.url("features" if stored else "conversations")
     infos = FeatureStore(url).samples if stored else conversation_infos(url)
@@ -155,7 +154,7 @@ def _refuse_one_sided(run: Run, stage: Stage, pending: Collection[str]) -> None:
 
 
 def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
-    """Raise a RecipeError if a pending stage runs fledge's decoder, and that doesn't know the target."""
+    """Raise a RecipeError if a pending stage needs fledge's decoder, and it doesn't support the target."""
     recipe = run.recipe
     decoding = {
         "prompts": recipe.prompts.writes,
@@ -198,7 +197,7 @@ def _print_done(record: Record) -> None:
 
 
 def _take_given(run: Run, stage: Stage) -> None:
-    """Say that a stage's folder is the user's. A StorageError if it may as well be a half of what this run made."""
+    """Report that a stage's folder is the user's. A StorageError if it may also be an incomplete one of this run."""
     folder = run.url(stage.folder)
     for before in map(_named, stage.needs):
         if Record.load(run.url(before.folder)) is not None:

@@ -1,6 +1,6 @@
-"""The one configuration: every room's own options in one model, from YAML and `key.sub=value` flags.
+"""The single configuration: every room's options in one model, from YAML and `key.sub=value` arguments.
 
-A recipe file holds only what differs from the rooms' defaults:
+A recipe file contains only what differs from the rooms' defaults:
 
     target: {model: HuggingFaceTB/SmolLM2-135M-Instruct}
     train: {epochs: 2}
@@ -30,7 +30,7 @@ from fledge.features import FeatureOptions
 from fledge.target import TargetOptions
 from fledge.train import EvaluateOptions, TrainOptions
 
-RECIPE_NAME = "recipe.yaml"  # in a run's folder: what it was made with
+RECIPE_NAME = "recipe.yaml"  # in a run's folder: the recipe it was made with
 _CHECKSUM = re.compile(rb"# sha256 ([0-9a-f]{64})")
 
 
@@ -49,11 +49,11 @@ class Recipe(BaseModel):
     bench: BenchOptions = BenchOptions()
 
     def to_yaml(self) -> str:
-        """The whole recipe as YAML, defaults included."""
+        """The complete recipe as YAML, including defaults."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
     def save(self, url: str) -> None:
-        """Write it with its checksum in the first line, which people who edit the file delete."""
+        """Write it with its checksum in the first line, to be deleted when editing the file."""
         data = self.to_yaml().encode()
         write_atomic(
             url, f"# sha256 {sha256(data)} of what follows: delete this line if you edit it\n".encode() + data
@@ -61,19 +61,19 @@ class Recipe(BaseModel):
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML. A key that stands twice is an error: PyYAML takes the last one and says nothing of the others."""
+    """Plain YAML. A duplicate key is an error: PyYAML silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for number, key in enumerate(keys):
             if key.value in (before.value for before in keys[:number]):
-                problem = f"the key {key.value} stands twice"
+                problem = f"the key {key.value} occurs twice"
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
         return super().construct_mapping(node, deep)
 
 
 def shipped_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Names of the recipes that ship with the package."""
     folder = resources.files("fledge.run") / "recipes"
     return sorted(
         entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")
@@ -90,7 +90,7 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        # A misspelt key comes before one that is missing for it.
+        # Report a misspelt key before a missing one, which it may have caused.
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         place, wrong = first["loc"], f"{first['input']!r} is refused: {first['msg']}"
         key = ".".join(map(str, place))
@@ -104,17 +104,17 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
         else:
             message = f"{origin(key)}: {key} = {wrong}; set {key} to a valid value"
         raise RecipeError(message) from error
-    # Again: `inf` without a dot is a text to YAML, which becomes a number only with the model.
+    # Again: YAML reads `inf` without a dot as a string, which only the model turns into a number.
     _refuse_infinite(recipe.model_dump(mode="json"), origin)
     return recipe
 
 
 def read_recipe_file(url: str) -> str:
-    """The YAML of a file, checked if it has a checksum."""
+    """The YAML of a file, checked against its checksum, if any."""
     data = read_bytes(url)
-    if (found := _CHECKSUM.match(data)) is not None:
+    if (recorded := _CHECKSUM.match(data)) is not None:
         data = data.partition(b"\n")[2]
-        if found[1].decode() != sha256(data):
+        if recorded[1].decode() != sha256(data):
             raise RecipeError(
                 f"{url} isn't what fledge wrote (wrong checksum); if you edited it, delete its first line, else delete "
                 "it and name your recipe in the command"
@@ -128,7 +128,7 @@ def read_recipe_file(url: str) -> str:
 
 
 def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
-    """Every key a recipe can hold, dotted."""
+    """Every key a recipe may contain, dotted."""
     for name, field in model.model_fields.items():
         inner = _inner_model(field.annotation)
         if inner is not None:
@@ -180,7 +180,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _origin(source: str, overrides: Sequence[str], key: str) -> str:
-    """What to blame for a key: the last setting that changed it, else the recipe."""
+    """The source of a key's value: the last setting that changed it, or else the recipe."""
     for override in reversed(overrides):
         changed = override.partition("=")[0].strip() + "."
         if changed.startswith(f"{key}.") or f"{key}.".startswith(changed):
@@ -190,7 +190,7 @@ def _origin(source: str, overrides: Sequence[str], key: str) -> str:
 
 def _refuse_infinite(value: Any, origin: Callable[[str], str], key: str = "") -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{origin(key)}: {key} = {value} is refused: no option takes that; give a number")
+        raise RecipeError(f"{origin(key)}: {key} = {value} is refused: no option takes it; give a number")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in parts:
         _refuse_infinite(name, origin, key)
@@ -198,20 +198,20 @@ def _refuse_infinite(value: Any, origin: Callable[[str], str], key: str = "") ->
 
 
 def _suggestion(place: Sequence[int | str]) -> str:
-    """What may be meant by an unknown key: one of the same part, else one of that name anywhere in a recipe."""
+    """A suggestion for an unknown key: a similar one of the same part, or else one of that name anywhere."""
     *part, name = map(str, place)
     here = list(_model_at(place[:-1]).model_fields)
     keys = {key: ".".join((*part, key)) for key in here}
     for key in (*Recipe.model_fields, *option_keys()):
         keys.setdefault(key.rpartition(".")[2], key)
-    for known in (here, keys):
-        for closest in difflib.get_close_matches(name, known, n=1, cutoff=0.7):
+    for candidates in (here, keys):
+        for closest in difflib.get_close_matches(name, candidates, n=1, cutoff=0.7):
             return f"did you mean {keys[closest]}?"
     return f"use one of {', '.join(here)}"
 
 
 def _model_at(place: Sequence[int | str]) -> type[BaseModel]:
-    """The options at a place of the recipe, also as an entry of a list."""
+    """The options at a place in the recipe, possibly an entry of a list."""
     model: type[BaseModel] = Recipe
     for name in place:
         if isinstance(name, str) and name in model.model_fields:
@@ -220,7 +220,7 @@ def _model_at(place: Sequence[int | str]) -> type[BaseModel]:
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The options that a list or an optional value may hold."""
+    """The options that a list or an optional value may contain."""
     if (inner := _inner_model(annotation)) is not None:
         yield inner
     for part in get_args(annotation):

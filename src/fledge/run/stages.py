@@ -1,4 +1,4 @@
-"""The seven stages of a run: where each one's output lies, what it is made from, and how it runs.
+"""The seven stages of a run: where each one's output is stored, what it depends on, and how it runs.
 
     stage      folder          beside it
     prompts    prompts/
@@ -9,7 +9,7 @@
     bench      bench/
     report     report/         report.html, summary.json
 
-The rooms do the work; a stage knows where its inputs lie and which options are its own.
+The rooms do the work; a stage knows its inputs and its options.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fledge.run.closing import REPORT_NAME, write_closing
 from fledge.run.folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.train import evaluate, train, train_fingerprint
 
-_FORMAT = 1  # of the stages fingerprinted here
+_FORMAT = 1  # of fingerprints made here
 
 
 @dataclass(frozen=True)
@@ -58,37 +58,35 @@ class Stage:
     fingerprint: Callable[[Run], Fingerprint]
     work: Callable[[Run, Progress], Outcome]
     needs: tuple[str, ...] = ()
-    products: tuple[str, ...] = ()  # files of the run without which the stage isn't finished
-    extras: tuple[str, ...] = ()  # the same, but not every run has them
-    always: bool = False  # made again in every run, as it costs next to nothing
-    restarts: bool = (
-        False  # begins again when it was stopped, so what it was to be made from then doesn't matter
-    )
-    claims: bool = False  # the work itself writes fingerprint.json, once it knows that it can begin
+    products: tuple[str, ...] = ()  # files that a finished stage must have
+    extras: tuple[str, ...] = ()  # likewise, but not in every run
+    always: bool = False  # repeated in every run, as it is cheap
+    restarts: bool = False  # restarts after an interruption, so earlier inputs don't matter
+    claims: bool = False  # the work itself writes fingerprint.json when it can start
 
 
 def _prompts(run: Run, progress: Progress) -> Outcome:
     options = run.prompt_options
     engine = _engine(run, options.max_batch, options.longest_request) if options.writes else None
-    made = make_prompts(
+    data = make_prompts(
         run.target, engine, options, run.url("prompts"), progress, privacy=run.privacy, ray=run.ray
     )
-    rejected = sum(made.rejected.values())
-    spare = made.attempts - made.prompts - rejected
+    rejected = sum(data.rejected.values())
+    spare = data.attempts - data.prompts - rejected
     more = f", {spare:,} fit but not needed" if spare else ""
-    return Outcome(f"{made.prompts:,} prompts kept, {rejected:,} attempts rejected{more}")
+    return Outcome(f"{data.prompts:,} prompts kept, {rejected:,} attempts rejected{more}")
 
 
 def _respond(run: Run, progress: Progress) -> Outcome:
     options = run.recipe.respond
     places = run.url("prompts"), options, run.url("conversations")
     if run.ray is not None:
-        made = respond_on_ray(run.target, run.recipe.target, *places, run.ray, progress, privacy=run.privacy)
+        data = respond_on_ray(run.target, run.recipe.target, *places, run.ray, progress, privacy=run.privacy)
     else:
-        made = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
-    found = made.statistics
-    line = f"{found.conversations:,} conversations, {found.supervised_tokens:,} response tokens"
-    return Outcome(f"{line}, {found.heldout:,} held out", {"response_tokens": found.supervised_tokens})
+        data = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
+    stats = data.statistics
+    line = f"{stats.conversations:,} conversations, {stats.supervised_tokens:,} response tokens"
+    return Outcome(f"{line}, {stats.heldout:,} held out", {"response_tokens": stats.supervised_tokens})
 
 
 def _answerer(run: Run) -> Engine | AnswerServer:
@@ -107,36 +105,36 @@ def _features(run: Run, progress: Progress) -> Outcome:
             "of its own: leave one of them out"
         )
     if run.ray is not None:
-        made = extract_features_on_ray(run.target, run.recipe.target, *places, run.ray, progress)
+        data = extract_features_on_ray(run.target, run.recipe.target, *places, run.ray, progress)
     else:
         extractor = HookExtractor.for_target(run.target, run.recipe.features) if spread else None
-        made = extract_features(run.target, *places, progress, extractor)
-    size = human_bytes(made.size)
-    return Outcome(f"{made.tokens:,} tokens, {size}", {"tokens": made.tokens, "bytes": made.size})
+        data = extract_features(run.target, *places, progress, extractor)
+    size = human_bytes(data.size)
+    return Outcome(f"{data.tokens:,} tokens, {size}", {"tokens": data.tokens, "bytes": data.size})
 
 
 def _train(run: Run, progress: Progress) -> Outcome:
     places = run.url("head"), run.url("train")
-    made = train(run.target, run.url("features"), run.train_options, *places, progress, _online(run))
-    tau = f"held-out chain tau {made.tau:.2f}, " if made.tau is not None else ""
-    vocabulary = f"draft vocabulary {made.draft_vocab_size:,} covers {made.coverage:.1%}"
-    figures = {"coverage": made.coverage, "tokens": made.tokens, "supervised_tokens": made.supervised_tokens}
-    return Outcome(f"{made.steps:,} steps, {tau}{vocabulary}", figures, made.seconds)
+    fit = train(run.target, run.url("features"), run.train_options, *places, progress, _online(run))
+    tau = f"held-out chain tau {fit.tau:.2f}, " if fit.tau is not None else ""
+    vocabulary = f"draft vocabulary {fit.draft_vocab_size:,} covers {fit.coverage:.1%}"
+    figures = {"coverage": fit.coverage, "tokens": fit.tokens, "supervised_tokens": fit.supervised_tokens}
+    return Outcome(f"{fit.steps:,} steps, {tau}{vocabulary}", figures, fit.seconds)
 
 
 def _train_fingerprint(run: Run) -> Fingerprint:
     online = run.recipe.features.feed != "offline"
     conversations = run.url("conversations") if online else None
-    made = train_fingerprint(run.target, run.url("features"), run.train_options, conversations)
+    fingerprint = train_fingerprint(run.target, run.url("features"), run.train_options, conversations)
     before = Fingerprint.load(run.url("train"))
     if before is not None and not exists(run.url("features")):
-        # Deleted to free the disk once the head was there.
-        return make_fingerprint({**made.parts, "features": before.parts.get("features")})
-    return made
+        # The features were deleted to free the disk once the head was trained.
+        return make_fingerprint({**fingerprint.parts, "features": before.parts.get("features")})
+    return fingerprint
 
 
 def _online(run: Run) -> OnlineFeatures | None:
-    """What makes features while training asks for them; None: training reads them from the store."""
+    """Computes features while training requests them; None: training reads them from the store."""
     options = run.recipe.features
     if options.feed == "offline":
         return None
@@ -164,25 +162,25 @@ def _evaluate_fingerprint(run: Run) -> Fingerprint:
 
 def _evaluate(run: Run, progress: Progress) -> Outcome:
     head = Head.load(run.url("head"))
-    made = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress)
-    found = made.overall
-    depths = " ".join(f"{share:.2f}" for share in found.by_depth)
-    trees = "".join(f", tree {name} {part.tau:.2f}" for name, part in made.serving.items())
+    evaluation = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress)
+    overall = evaluation.overall
+    depths = " ".join(f"{share:.2f}" for share in overall.by_depth)
+    trees = "".join(f", tree {name} {part.tau:.2f}" for name, part in evaluation.serving.items())
     return Outcome(
-        f"held-out chain tau {found.tau:.2f}, accepted by depth {depths}{trees}", {"tau": found.tau}
+        f"held-out chain tau {overall.tau:.2f}, accepted by depth {depths}{trees}", {"tau": overall.tau}
     )
 
 
 def _bench_fingerprint(run: Run) -> Fingerprint:
     options = run.recipe.bench
-    # The run's own was checked against what training left.
+    # The run's own head was checked against what training wrote.
     configs = {name: file_digest(join(run.head_urls[name], CONFIG_NAME)) for name in run.given_heads}
     return make_fingerprint(
         {
             "stage": "bench",
             "format": _FORMAT,
             "target": run.target_parts() | {"backend": run.recipe.target.backend},
-            # No figure that is measured depends on the price.
+            # No measured figure depends on the price.
             "bench": options.model_dump(mode="json", exclude={"price_per_hour"}),
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
@@ -194,8 +192,8 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
 def _bench(run: Run, progress: Progress) -> Outcome:
     result = run_bench(run.target, run.heads(), run.recipe.bench, progress=progress)
     result.save(run.url("bench"))
-    own = summarise(result).workloads
-    parts = [f"{name} {times(found.speedup)}, tau {number(found.tau, 2)}" for name, found in own.items()]
+    workloads = summarise(result).workloads
+    parts = [f"{name} {times(each.speedup)}, tau {number(each.tau, 2)}" for name, each in workloads.items()]
     return Outcome("; ".join(parts))
 
 
@@ -209,16 +207,16 @@ def _report(run: Run, progress: Progress) -> Outcome:
 
 
 def finished_records(run: Run, stages: Sequence[Stage] | None = None) -> list[Record]:
-    """The records of the stages that are finished, in order; not those of an earlier head.
+    """The records of the finished stages, in order, without those of an earlier head.
 
     Raises:
-        StorageError: a file isn't what its stage left.
+        StorageError: a file differs from what its stage wrote.
     """
     places = [run.url(stage.folder) for stage in stages or STAGES if not run.of_earlier_head(stage.folder)]
-    found = [record for record in map(Record.load, places) if record is not None]
-    for record in found:
+    records = [record for record in map(Record.load, places) if record is not None]
+    for record in records:
         record.is_whole(run.folder)
-    return found
+    return records
 
 
 def _engine(run: Run, max_batch: int, longest_request: int) -> Engine:

@@ -1,4 +1,4 @@
-"""The application: routes, and what they share."""
+"""The ASGI application: routes and their shared parts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every error."""
+    """The body of every error."""
 
     error: ErrorDetail
 
@@ -64,13 +64,13 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         title="fledge",
         version=__version__,
         lifespan=life,
-        docs_url=None,  # the documentation pages load scripts from elsewhere
+        docs_url=None,  # the documentation pages load scripts from other hosts
         redoc_url=None,
-        redirect_slashes=False,  # the gate takes such paths as they are meant
+        redirect_slashes=False,  # the gate handles such paths itself
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
     app.state.server = server
-    _add_vertex(app, server)  # first: its route may be one of the others'
+    _add_vertex(app, server)  # first: its route may coincide with another
     _add_openai(app, server)
     _add_tokens(app, server)
     _add_sglang(app, server)
@@ -78,7 +78,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     _add_errors(app)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
     app.add_middleware(Gate, options=server.options, metrics=server.worker.metrics, routes=paths)
-    if server.options.cors_origins:  # around the gate, so that pages may read its refusals, too
+    if server.options.cors_origins:  # outside the gate, so that pages can read its errors, too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=server.options.cors_origins,
@@ -151,7 +151,7 @@ def _add_sglang(app: FastAPI, server: Server) -> None:
     @app.get("/model_info", tags=["SGLang"])
     @app.get("/get_model_info", include_in_schema=False)
     async def model_info() -> Json:
-        """Where SGLang's clients look for the model."""
+        """The route where SGLang's clients look up the model."""
         name = server.target_name
         return {"model_path": name, "tokenizer_path": name, "is_generation": True}
 
@@ -164,25 +164,25 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
     async def predict(body: Json, request: Request) -> Response | Json:
         """Vertex AI's predict: {"instances": [...], "parameters": {...}}, instances being chat or text completions.
 
-        Its rawPredict and streamRawPredict hand over a chat or text completion as it is, which is answered as such.
+        rawPredict and streamRawPredict pass a chat or text completion through unchanged; it is answered as such.
         """
         if "instances" not in body:
             return await server.respond(_completion(body), request)
-        given = read(PredictRequest, body)
-        requests = [_completion({**(given.parameters or {}), **instance}) for instance in given.instances]
+        batch = read(PredictRequest, body)
+        requests = [_completion({**(batch.parameters or {}), **instance}) for instance in batch.instances]
         if any(each.stream for each in requests):
             raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
         return {"predictions": await server.predictions(requests, request)}
 
 
 def _completion(fields: Json) -> ChatRequest | CompletionRequest:
-    fields = {key: value for key, value in fields.items() if key != "@requestFormat"}  # Vertex AI's own
+    fields = {key: value for key, value in fields.items() if key != "@requestFormat"}  # added by Vertex AI
     return read(ChatRequest, fields) if "messages" in fields else read(CompletionRequest, fields)
 
 
 def _add_operations(app: FastAPI, server: Server) -> None:
     async def health() -> Json:
-        """200 while the process is worth keeping."""
+        """200 while the process is healthy."""
         problem = server.worker.problem
         if problem is not None:
             raise ApiError(503, f"{problem}; restart this server", code="unhealthy")
@@ -193,23 +193,23 @@ def _add_operations(app: FastAPI, server: Server) -> None:
 
     @app.get("/ready", tags=["Operations"])
     async def ready() -> Json:
-        """200 while new requests are welcome."""
+        """200 while new requests are accepted."""
         if server.worker.draining:
             raise errors.draining(1)
         return await health()
 
     @app.get("/metrics", tags=["Operations"], response_class=Response)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(server.worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/server_info", tags=["Operations"])
     @app.get("/get_server_info", include_in_schema=False)
     async def server_info() -> Json:
-        """What runs here; `internal_states` is where SGLang's benchmark looks for the acceptance length."""
+        """Configuration and statistics; SGLang's benchmark reads the acceptance length in `internal_states`."""
         engine, stats = server.engine, server.engine.stats()
-        found = asdict(stats)
-        found["tau"] = stats.tau
+        engine_stats = asdict(stats)
+        engine_stats["tau"] = stats.tau
         return {
             "version": __version__,
             "model_path": server.target_name,
@@ -224,7 +224,7 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             "max_batch": engine.max_batch,
             "max_context": engine.max_context,
             "waiting": server.worker.waiting,
-            "engine": found,
+            "engine": engine_stats,
             "internal_states": [{"avg_spec_accept_length": stats.tau}],
         }
 
@@ -249,24 +249,24 @@ def _add_errors(app: FastAPI) -> None:
     async def wrong_body(_: Request, error: RequestValidationError) -> Response:
         return errors.from_validation(error.errors()).response()
 
-    @app.exception_handler(RecursionError)  # parsed, but too deep for what goes through it later
+    @app.exception_handler(RecursionError)  # parsed, but too deep for later code
     async def too_deep(_: Request, error: RecursionError) -> Response:
         return errors.invalid("the body is nested too deeply; send a flatter one").response()
 
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> Response:
-        if error.status_code == 400:  # no UTF-8, or numbers and nesting beyond what JSON parsers take
+        if error.status_code == 400:  # not UTF-8, or numbers or nesting that the JSON parser rejects
             return errors.no_json().response()
         messages = {
-            404: "there is nothing here; OpenAI's routes begin with /v1, all are in /openapi.json",
-            405: "this method isn't allowed here",
+            404: "no such route; OpenAI's routes begin with /v1, and /openapi.json lists all",
+            405: "this method isn't allowed for this route",
         }
         message = messages.get(error.status_code, str(error.detail))
         return ApiError(error.status_code, message, headers=error.headers).response()
 
 
 def _schema(app: FastAPI) -> Json:
-    """The published OpenAPI: errors as they are, not as the framework would make them."""
+    """The published OpenAPI, with this server's error format instead of the framework's."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         for path in schema["paths"].values():

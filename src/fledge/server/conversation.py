@@ -1,4 +1,4 @@
-"""Messages of a conversation, and the functions on offer in it."""
+"""Messages of a conversation, and the functions the answer may call."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class TextPart(StrictBody):
 
 
 class Function(StrictBody):
-    """A function on offer."""
+    """A function the answer may call."""
 
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema; left out: no parameters")
     strict: bool | None = Field(
-        None, description="nothing to choose: calls that tool_choice asks for follow their schema"
+        None, description="no effect: calls requested by tool_choice always follow their schema"
     )
 
     @field_validator("parameters")
@@ -39,19 +39,19 @@ class Function(StrictBody):
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
-        """The JSON schema of its arguments."""
+        """The JSON schema of the function's arguments."""
         return self.parameters or _NO_ARGUMENTS
 
 
 class Tool(StrictBody):
-    """Something the target may ask for; only functions are supported."""
+    """A tool the target may call; only functions are supported."""
 
     type: Literal["function"]
     function: Function
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As chat templates want it."""
+        """In the form chat templates expect."""
         function = self.function
         described = {} if function.description is None else {"description": function.description}
         return {
@@ -61,33 +61,33 @@ class Tool(StrictBody):
 
 
 class FunctionOfName(StrictBody):
-    """Names a function on offer."""
+    """Names one of the functions."""
 
     name: FunctionName
 
 
 class NamedTool(StrictBody):
-    """The tool_choice that asks for a call of one function."""
+    """The tool_choice that requires a call of one function."""
 
     type: Literal["function"]
     function: FunctionOfName
 
 
 class FunctionCall(StrictBody):
-    """What an assistant called, and with what."""
+    """The function an assistant called, and its arguments."""
 
     name: FunctionName
     arguments: str = Field(description="the text of a JSON object")
-    parsed_arguments: Any = Field(None, description="as OpenAI's client has read the text, which counts")
+    parsed_arguments: Any = Field(None, description="as parsed by OpenAI's client; ignored")
 
     @field_validator("arguments")
     @classmethod
     def _is_an_object(cls, value: str) -> str:
         try:
-            found = json.loads(value or "{}")
+            arguments = json.loads(value or "{}")
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            arguments = None
+        if not isinstance(arguments, dict):
             raise ValueError("give the text of a JSON object")
         return value
 
@@ -98,11 +98,11 @@ class ToolCall(StrictBody):
     id: str = Field(max_length=256)
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = Field(None, description="as a stream had it; the order of the list counts")
+    index: int | None = Field(None, description="index from a stream; ignored in favour of the list's order")
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As chat templates want it: arguments are no text there."""
+        """In the form chat templates expect, with the arguments as an object."""
         arguments = json.loads(self.function.arguments or "{}")
         return {
             "id": self.id,
@@ -117,24 +117,24 @@ class ChatMessage(StrictBody):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=1024, fail_fast=True)] | None = None
     reasoning_content: str | None = Field(
-        None, description="an assistant's, handed to the chat template; few show it"
+        None, description="the assistant's, passed to the chat template; few use it"
     )
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)] | None = (
         Field(None, validate_default=True)
     )
-    parsed: Any = Field(None, description="as OpenAI's client has read the content, which counts")
+    parsed: Any = Field(None, description="as parsed by OpenAI's client; ignored")
     tool_call_id: str | None = Field(None, max_length=256, description="of the call that a tool answers")
-    name: str | None = Field(None, max_length=64, description="handed to the chat template; few show it")
+    name: str | None = Field(None, max_length=64, description="passed to the chat template; few use it")
 
     @field_validator("content")
     @classmethod
-    def _says_something(cls, value: str | list[TextPart] | None, info: ValidationInfo) -> Any:
+    def _has_content(cls, value: str | list[TextPart] | None, info: ValidationInfo) -> Any:
         if value is None and not (info.data.get("tool_calls") or info.data.get("reasoning_content")):
             raise ValueError("give a text, or a list of parts of type text")
         return value
 
     @model_validator(mode="after")
-    def _by_whom_it_can_be_said(self) -> ChatMessage:
+    def _fields_fit_the_role(self) -> ChatMessage:
         if self.role != "assistant" and (self.tool_calls or self.reasoning_content):
             raise ValueError("tool_calls and reasoning_content are an assistant's; leave them out")
         if self.role != "tool" and self.tool_call_id is not None:
@@ -143,7 +143,7 @@ class ChatMessage(StrictBody):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As chat templates want it."""
+        """In the form chat templates expect."""
         text = (
             self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content or ())
         )
@@ -153,5 +153,5 @@ class ChatMessage(StrictBody):
             "reasoning_content": self.reasoning_content,
             "tool_calls": [call.plain for call in self.tool_calls or ()] or None,
         }
-        said = {key: value for key, value in more.items() if value is not None}
-        return {"role": "system" if self.role == "developer" else self.role, "content": text, **said}
+        extra = {key: value for key, value in more.items() if value is not None}
+        return {"role": "system" if self.role == "developer" else self.role, "content": text, **extra}

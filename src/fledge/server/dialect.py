@@ -1,4 +1,4 @@
-"""How a target's answers become messages: which form its calls have, and whether it reasons first."""
+"""How a target's answers become messages: the format of its calls, and whether it reasons first."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _CALL = {
     "type": "function",
     "function": {"name": _FUNCTION, "arguments": {"number": 1}},
 }
-# Some templates say how to write a call, but lose those of earlier turns, as SmolLM3's.
+# Some templates, like SmolLM3's, say how to write a call but drop those of earlier turns.
 _HERMES_SHOWN = re.compile(r'<tool_call>\s*\[?\s*\{"name"')
-_LAST_IDS = 16  # of a prompt: more than reasoning's tags and white space take
+_LAST_IDS = 16  # of a prompt: longer than reasoning tags and white space
 
 
 class Dialect:
-    """One target's."""
+    """The dialect of one target."""
 
     def __init__(self, target: Target, tool_call_parser: str, reasoning_parser: str | None) -> None:
         """The parsers are named as in `ServerOptions`."""
@@ -49,7 +49,7 @@ class Dialect:
 
     def reader(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Reader | None:
         """The reader of one answer to `body`; None: all of it is content."""
-        # Structured output has no room for reasoning.
+        # Structured output leaves no room for reasoning.
         free = not body.must_call and body.form is None
         thoughts = self._thoughts(prompt_ids) if self._reasons and free else None
         names = {tool.function.name for tool in body.offered}
@@ -58,7 +58,7 @@ class Dialect:
         return Reader(thoughts, calls) if thoughts or calls else None
 
     def form(self, body: ChatRequest) -> dict[str, Any] | None:
-        """The engine's structured_outputs: calls, the wanted format, or either; None: a free answer."""
+        """The engine's structured_outputs: calls, the requested format, or either; None: a free answer."""
         if not body.offered or not (body.must_call or body.form):
             return body.form
         several = body.tool_choice in (None, "auto", "required") and body.parallel_tool_calls is not False
@@ -83,39 +83,39 @@ class Dialect:
 
     @cached_property
     def call_form(self) -> CallForm:
-        """The form of calls; an ApiError if it is neither given nor seen in the chat template."""
+        """The call format; an ApiError if it is neither configured nor recognisable in the chat template."""
         name = self._shown() if self._parser == "auto" else self._parser
         if name is None:
             raise errors.invalid(
-                "the target's chat template shows no form of calls that this server reads; start it with "
-                f"--tool-call-parser and the one that the target writes: {', '.join(CALL_FORMS)}",
+                "the target's chat template shows no call format that this server supports; start it with "
+                f"--tool-call-parser and the one the target uses: {', '.join(CALL_FORMS)}",
                 "tools",
             )
         return CALL_FORMS[name]
 
     def _shown(self) -> str | None:
-        """The form in which the chat template writes earlier calls, or which it tells the target to use."""
+        """The format in which the chat template writes earlier calls, or which it tells the target to use."""
         try:
-            asked = self._target.chat.render([_QUESTION], tools=[_TOOL], add_generation_prompt=True)
+            question = self._target.chat.render([_QUESTION], tools=[_TOOL], add_generation_prompt=True)
         except TargetError:
             return None
-        reply = (self._after_calls(1) or "").removeprefix(asked)
+        reply = (self._after_calls(1) or "").removeprefix(question)
         for name, form in CALL_FORMS.items():
-            said = Reader(None, CallReader(form, {_FUNCTION})).add(reply, last=True)
-            if [call.name for call in said.calls.values()] == [_FUNCTION]:
+            parts = Reader(None, CallReader(form, {_FUNCTION})).add(reply, last=True)
+            if [call.name for call in parts.calls.values()] == [_FUNCTION]:
                 return name
-        return "hermes" if _HERMES_SHOWN.search(asked) else None
+        return "hermes" if _HERMES_SHOWN.search(question) else None
 
     @cached_property
     def _one_call_a_turn(self) -> bool:
-        """Whether the template refuses several calls in one message, as Llama 3.1's does.
+        """Whether the template rejects several calls in one message, as Llama 3.1's does.
 
-        Then none are asked for, since the client couldn't send them back.
+        Then none are requested, since the client couldn't send them back.
         """
         return self._after_calls(2) is None
 
     def _after_calls(self, number: int) -> str | None:
-        """A conversation that ends with so many calls in one message; None: the template refuses it."""
+        """A conversation that ends with `number` calls in one message; None if the template rejects it."""
         turn = {"role": "assistant", "content": "", "tool_calls": [_CALL] * number}
         try:
             return self._target.chat.render([_QUESTION, turn], tools=[_TOOL])

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from fledge.base.errors import FledgeError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-# What pydantic calls the alternatives of a field that may have several forms; no field has such a name.
+# What pydantic calls the alternatives of a field with several forms; no field has such a name.
 _ALTERNATIVE = re.compile(r"(constrained-)?(str|int|float|bool|dict|list\[.*\])")
-# What such fields may be: an error about one alternative alone would mislead.
+# Descriptions of such fields: an error about one alternative alone would mislead.
 _FORMS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
     "input_ids": "a list of token ids, or a list of such lists",
@@ -27,7 +27,7 @@ _FORMS = {
 
 
 class ApiError(Exception):
-    """An answer that is an error. Messages say what is wrong and what to do; they never repeat a prompt."""
+    """An error response. Messages say what is wrong and what to do; they never repeat a prompt."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """The HTTP answer."""
+        """The HTTP response."""
         return Response(
             json.dumps(self.body()), self.status, headers=self.headers, media_type="application/json"
         )
@@ -78,31 +78,31 @@ def draining(seconds: int) -> ApiError:
 
 
 def engine_failed() -> ApiError:
-    """A step of the engine raised; the request is gone, the engine goes on."""
+    """A step of the engine raised; the request is lost, the engine continues."""
     return ApiError(
         500,
-        "the engine failed while it worked on this request; it has been reset, try again",
+        "the engine failed while processing this request; it has been reset, try again",
         code="engine_failed",
     )
 
 
 def timed_out(seconds: float) -> ApiError:
-    """The request took longer than the server allows."""
+    """The request exceeded the server's time limit."""
     return ApiError(
         504,
-        f"the answer wasn't finished within {seconds:g} s; ask for fewer tokens or try again later",
+        f"the answer wasn't finished within {seconds:g} s; request fewer tokens or try again later",
         code="timeout",
     )
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request is wrong."""
+    """The request is invalid."""
     return ApiError(400, message, param=param, code=code)
 
 
 @contextmanager
 def refused(param: str | None = None) -> Iterator[None]:
-    """A FledgeError in here means that the request is wrong; `param`: the field it is about."""
+    """Turn a FledgeError raised inside into an error of the request; `param`: the field it is about."""
     try:
         yield
     except FledgeError as error:
@@ -110,12 +110,12 @@ def refused(param: str | None = None) -> Iterator[None]:
 
 
 def no_json() -> ApiError:
-    """The body can't be read."""
-    return invalid("the body is no valid JSON; send one JSON object in UTF-8", code="invalid_json")
+    """The body can't be parsed."""
+    return invalid("the body isn't valid JSON; send one JSON object in UTF-8", code="invalid_json")
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first thing pydantic found wrong, without the input that was wrong."""
+    """The first error pydantic found, without the input."""
     first = _most_telling(errors)
     place = _place(first)
     kind, name = first.get("type"), ".".join(place)
@@ -135,9 +135,9 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 
 def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first error; for a field of several forms, that of the form which the input came closest to.
+    """The first error; for a field with several forms, that of the form the input comes closest to.
 
-    That is an error other than a wrong type, which all the other forms have too, and one found deepest inside.
+    That is an error other than a wrong type, which all other forms have too, and the most deeply nested one.
     """
     first = _parts(errors[0])
     at = next((n for n, part in enumerate(first) if _ALTERNATIVE.fullmatch(part)), None)
@@ -152,5 +152,5 @@ def _parts(error: Mapping[str, Any]) -> list[str]:
 
 
 def _place(error: Mapping[str, Any]) -> list[str]:
-    """Where the error is, in the client's own terms."""
+    """The error's location, in the client's terms."""
     return [part for part in _parts(error) if not _ALTERNATIVE.fullmatch(part)]

@@ -1,7 +1,7 @@
-"""Who is next: clients take turns, and each client's own requests stay in order.
+"""Fair scheduling: clients take turns, and each client's requests stay in order.
 
 client a   a1 a2 a3 ... a900          taken:  a1 b1 a2 b2 a3 a4 ...
-client b   b1 b2                      a client with a thousand requests doesn't keep another waiting behind them
+client b   b1 b2                      a client with a thousand requests doesn't block another
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class FairQueue(Generic[Item]):
         return self._size
 
     def push(self, client: str, item: Item) -> None:
-        """Add an item behind the client's own."""
+        """Append an item to the client's queue."""
         self._queues.setdefault(client, deque()).append(item)
         self._size += 1
 
-    def take(self, most: int) -> list[Item]:
-        """Up to `most` items; the clients they come from go to the back."""
+    def take(self, limit: int) -> list[Item]:
+        """Up to `limit` items; the clients they come from move to the back."""
         taken: list[Item] = []
-        while len(taken) < most and self._queues:
+        while len(taken) < limit and self._queues:
             client, items = self._queues.popitem(last=False)
             taken.append(items.popleft())
             if items:
@@ -39,7 +39,7 @@ class FairQueue(Generic[Item]):
         return taken
 
     def remove(self, client: str, item: Item) -> bool:
-        """Take an item out wherever it is; False if it isn't there."""
+        """Remove an item; False if it isn't queued."""
         items = self._queues.get(client)
         if items is None or item not in items:
             return False
@@ -50,5 +50,5 @@ class FairQueue(Generic[Item]):
         return True
 
     def clear(self) -> list[Item]:
-        """Take everything out."""
+        """Remove and return all items."""
         return self.take(self._size)

@@ -1,7 +1,7 @@
 """Around the application: checks of size, time, key and content type; errors; the access log; metrics.
 
-A request's handler runs in a task of its own, beside one that watches the connection, and is cancelled at once when the
-client leaves.
+A request's handler runs in its own task, beside one that watches the connection, and is cancelled as soon as the client
+disconnects.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fledge.server.stream import ReaderStalled
 
 logger = logging.getLogger("fledge.server.access")
 
-OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/metrics"})  # need no key
-_REQUEST_ID = re.compile(r"[!-~]{1,128}")  # ids of the client's own that are taken over
-# For the rest of a body that is too large: a client that is still sending doesn't read the answer.
+OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/metrics"})  # no key needed
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")  # client-supplied ids that are accepted
+# For draining the rest of a too large body: a client that is still sending doesn't read the response.
 _DISCARD_S = 10.0
 
 
@@ -49,10 +49,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         if scope["path"].endswith("/") and scope["path"] not in self._routes:
-            # A redirect would lead clients behind a proxy with TLS to http://, and many don't send a body twice.
+            # A redirect would lead clients behind a TLS proxy to http://, and many don't send a body twice.
             scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         visit = _Visit(scope, send)
-        if scope["method"] == "HEAD":  # answered as GET; the HTTP server leaves the body out
+        if scope["method"] == "HEAD":  # handled as GET; the HTTP server drops the body
             scope = {**scope, "method": "GET"}
         scope.setdefault("state", {})["visit"] = visit
         try:
@@ -67,18 +67,18 @@ class Gate:
             visit.left = True
             raise
         except Exception:
-            logger.exception("an error of the server's own on %s", scope["path"])
-            await visit.answer(
-                ApiError(500, "an error of the server's own; its log says more", code="internal_error")
-            )
+            logger.exception("internal error on %s", scope["path"])
+            await visit.answer(ApiError(500, "internal server error; see its log", code="internal_error"))
         finally:
             self._record(scope, visit)
 
     def _check(self, scope: Scope, visit: _Visit) -> None:
-        """Raise an ApiError for requests without a key, or of a kind that only a web page's form would send."""
+        """Raise an ApiError for requests without a key, or of a content type that only a web page's form would send."""
         if self._keys and scope["path"] not in self._open and scope["method"] != "OPTIONS":
-            given = _digest(_bearer(scope))
-            matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, whichever fits
+            digest = _digest(_bearer(scope))
+            matches = [
+                hmac.compare_digest(digest, key) for key in self._keys
+            ]  # compare all, for constant time
             if not any(matches):
                 raise ApiError(
                     401,
@@ -86,7 +86,7 @@ class Gate:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            visit.client = "key-" + given.hex()[:12]
+            visit.client = "key-" + digest.hex()[:12]
         if scope["method"] == "POST":
             kind = _header(scope, b"content-type").split(b";")[0].strip().lower()
             if kind != b"application/json":
@@ -95,13 +95,13 @@ class Gate:
                 )
 
     async def _body(self, scope: Scope, receive: Receive, visit: _Visit) -> bytes:
-        """The whole body, if it is small enough and comes in time."""
-        most = self._options.max_body
+        """The complete body, if it is small enough and arrives in time."""
+        limit = self._options.max_body
         too_large = ApiError(
-            413, f"the body is larger than {most} bytes; send less", code="request_too_large"
+            413, f"the body is larger than {limit} bytes; send less", code="request_too_large"
         )
         announced = _header(scope, b"content-length")
-        if announced.isdigit() and int(announced) > most:
+        if announced.isdigit() and int(announced) > limit:
             if _header(scope, b"expect").lower() != b"100-continue":
                 await _discard(receive)
             raise too_large
@@ -112,9 +112,9 @@ class Gate:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         visit.left = True
-                        raise ApiError(499, "the client went away", code="cancelled")
+                        raise ApiError(499, "the client disconnected", code="cancelled")
                     body += message.get("body", b"")
-                    if len(body) > most:
+                    if len(body) > limit:
                         body.clear()
                         if message.get("more_body", False):
                             await _discard(receive)
@@ -129,13 +129,13 @@ class Gate:
             ) from None
 
     async def _handle(self, scope: Scope, body: bytes, receive: Receive, visit: _Visit) -> None:
-        """Run the application; cancel it if the client leaves before the answer is complete."""
+        """Run the application; cancel it if the client disconnects before the answer is complete."""
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
             if messages:
                 return messages.pop()
-            await asyncio.Event().wait()  # for ever: `watch` sees the client leave
+            await asyncio.Event().wait()  # forever: `watch` notices a disconnect
             raise AssertionError("never")
 
         work = asyncio.ensure_future(self._app(scope, replay, visit.send))
@@ -155,7 +155,7 @@ class Gate:
 
     def _record(self, scope: Scope, visit: _Visit) -> None:
         path = getattr(scope.get("route"), "path", scope["path"])
-        route = path if path in self._routes else "other"  # or anybody could make up time series
+        route = path if path in self._routes else "other"  # otherwise clients could create time series
         self._metrics.http.labels(route, str(visit.status or 499)).inc()
         if visit.left:
             self._metrics.disconnects.inc()
@@ -175,13 +175,13 @@ class Gate:
 
 
 class _Visit:
-    """What is known of one request, from its arrival to its line in the log. Prompts are not part of it."""
+    """State of one request, from its arrival to its log line. It contains no prompt."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.begun = time.perf_counter()
         self.method = scope["method"]
-        given = _header(scope, b"x-request-id").decode("latin-1")
-        self.id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        header = _header(scope, b"x-request-id").decode("latin-1")
+        self.id = header if _REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
         self.client = (scope.get("client") or ("local",))[0]
         self.notes: dict[str, object] = {}
         self.status: int | None = None
@@ -190,7 +190,7 @@ class _Visit:
         self._send = send
 
     async def send(self, message: Message) -> None:
-        """Pass a message on, and note how far the answer is."""
+        """Forward a message, and track the progress of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
@@ -199,7 +199,7 @@ class _Visit:
         await self._send(message)
 
     async def answer(self, error: ApiError) -> None:
-        """Send an error, unless an answer has begun or nobody is there."""
+        """Send an error, unless a response has started or the client has disconnected."""
         if self.status is not None or self.left:
             return
         response = error.response()
@@ -209,7 +209,7 @@ class _Visit:
 
 
 def _digest(key: bytes) -> bytes:
-    """Keys are compared as digests, so that neither their content nor their length shows in the time it takes."""
+    """Keys are compared as digests, so that timing reveals neither their content nor their length."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,6 +1,6 @@
-"""From a request's body to its answer: prompts, jobs, and the answer whole or as a stream.
+"""From a request's body to its answer: prompts, jobs, and the answer, complete or as a stream.
 
-When a request ends early (its client leaves, its time is up, one of its answers fails), all its jobs are cancelled.
+When a request ends early (disconnect, timeout, or one of its answers fails), all its jobs are cancelled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fledge.server.stream import DONE, EventStream, event
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
 
-_STATUS_WAIT_S = 5.0  # how long a stream's first token may still decide about its HTTP status
+_STATUS_WAIT_S = 5.0  # how long a stream's HTTP status waits for its first token
 
 
 class Server:
@@ -35,7 +35,7 @@ class Server:
         self.engine = engine
         self.options = options
         self.model_names = options.model_names or (engine.target.name,)
-        self.target_name = options.target or engine.target.name  # from which clients may load its tokenizer
+        self.target_name = options.target or engine.target.name  # clients may load the tokenizer by this name
         self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
         self.tokens = Tokens(engine.target, engine.max_context)
         self._dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
@@ -43,7 +43,7 @@ class Server:
     async def respond(
         self, body: ChatRequest | CompletionRequest, request: Request, rendering: Rendering | None = None
     ) -> Response:
-        """The HTTP answer, streamed if that was asked for; `rendering`: in place of OpenAI's."""
+        """The HTTP response, streamed if requested; `rendering` replaces OpenAI's format."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
         model = self.check_model(body.model)
         self._check_answers(_answers(body), "n")
@@ -59,7 +59,7 @@ class Server:
     async def predictions(
         self, bodies: Sequence[ChatRequest | CompletionRequest], request: Request
     ) -> list[Json]:
-        """Vertex AI's predictions: all answers, made together, as JSON."""
+        """Vertex AI's predictions: all answers, generated together, as JSON."""
         deadline = asyncio.get_running_loop().time() + self.options.request_timeout
         models = [self.check_model(body.model) for body in bodies]
         self._check_answers(sum(map(_answers, bodies)), "instances")
@@ -73,19 +73,20 @@ class Server:
         ]
 
     def check_model(self, name: str | None) -> str:
-        """The model's name as the client will see it; an ApiError if it is none of ours."""
+        """The model's name in responses; an ApiError for an unknown model."""
         if name is not None and name not in self.model_names:
             raise ApiError(
-                404, f"this server has no such model; it has {', '.join(self.model_names)}", param="model",
+                404, f"unknown model; this server has {', '.join(self.model_names)}", param="model",
                 code="model_not_found",
             )  # fmt: skip
         return name or self.model_names[0]
 
-    def _check_answers(self, wanted: int, param: str) -> None:
-        most = min(self.options.max_answers, self.worker.most_answers)  # more could never be queued
-        if wanted > most:
+    def _check_answers(self, requested: int, param: str) -> None:
+        limit = min(self.options.max_answers, self.worker.most_answers)  # more could never be queued
+        if requested > limit:
             raise errors.invalid(
-                f"the request asks for {wanted} answers, {most} are allowed at once; ask for fewer", param
+                f"the request asks for {requested} answers, but only {limit} are allowed at once; request fewer",
+                param,
             )
 
     async def _jobs(self, body: ChatRequest | CompletionRequest, request: Request) -> list[Job]:
@@ -111,14 +112,14 @@ class Server:
         ]
 
     async def _form(self, body: ChatRequest | CompletionRequest) -> Json | None:
-        """The form of the answer, as the engine's structured_outputs.
+        """The answer's format, as the engine's structured_outputs.
 
-        It is compiled here, in a thread, because a large schema takes a while, and to refuse a bad one.
+        It is compiled here, in a thread, since a large schema takes a while, and to reject an invalid one.
         """
         form = self._dialect.form(body) if isinstance(body, ChatRequest) else body.form
         if form is not None:
-            given = "response_format" if body.structured_outputs is None else "structured_outputs"
-            with errors.refused("tools" if body.form is None else given):
+            field = "response_format" if body.structured_outputs is None else "structured_outputs"
+            with errors.refused("tools" if body.form is None else field):
                 await asyncio.to_thread(self.engine.follower, SamplingParams(structured_outputs=form))
         return form
 
@@ -130,44 +131,44 @@ class Server:
         self.worker.submit(jobs)
 
     async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[tuple[list[int], str]]:
-        """The ids of each prompt, and its text if `echo` was asked for."""
+        """The ids of each prompt, and its text if `echo` is set."""
         if isinstance(body, ChatRequest):
             return [(await self.tokens.chat(body.messages, body.chat_template_kwargs, body.offered), "")]
         prompts = []
-        for given in body.prompts:
-            if isinstance(given, str):
-                ids = await self.tokens.text(given, special=body.add_special_tokens is not False)
-                prompts.append((ids, given if body.echo else ""))
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                ids = await self.tokens.text(prompt, special=body.add_special_tokens is not False)
+                prompts.append((ids, prompt if body.echo else ""))
             else:
-                self.tokens.check(given, "prompt")
-                prompts.append((given, await self.tokens.decode(given) if body.echo else ""))
+                self.tokens.check(prompt, "prompt")
+                prompts.append((prompt, await self.tokens.decode(prompt) if body.echo else ""))
         return prompts
 
     def _params(
         self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int, form: Json | None
     ) -> SamplingParams:
-        """The engine's parameters for one answer; an ApiError for what it can't do."""
+        """The engine's parameters for one answer; an ApiError for unsupported ones."""
         room = self.engine.max_context - len(prompt)
-        wanted = body.wanted_tokens
+        requested = body.wanted_tokens
         if not prompt:
             raise errors.invalid("the prompt is empty; send at least one token", "prompt")
-        if room < (wanted or 1):
+        if room < (requested or 1):
             raise errors.invalid(
                 f"this model's maximum context length is {self.engine.max_context} tokens; the prompt has "
-                f"{len(prompt)}, and {wanted or 1} were asked for. Shorten the prompt or lower max_tokens",
+                f"{len(prompt)}, and {requested or 1} were requested. Shorten the prompt or lower max_tokens",
                 "messages" if isinstance(body, ChatRequest) else "prompt",
                 "context_length_exceeded",
             )
-        given = [] if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
+        stops = [] if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
         stop_ids = {
             "stop_token_ids": body.stop_token_ids or [],
-            "stop": [stop for stop in given if isinstance(stop, int)],
+            "stop": [stop for stop in stops if isinstance(stop, int)],
         }
         for field, ids in stop_ids.items():
             self.tokens.check(ids, field)
         with errors.refused():
             return SamplingParams(
-                max_tokens=wanted or room,
+                max_tokens=requested or room,
                 min_tokens=body.min_tokens or 0,
                 temperature=1.0 if body.temperature is None else body.temperature,
                 top_p=1.0 if body.top_p is None else body.top_p,
@@ -181,7 +182,7 @@ class Server:
                 frequency_penalty=body.frequency_penalty or 0.0,
                 logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
                 logprobs=body.wanted_logprobs,
-                stop=[stop for stop in given if isinstance(stop, str)],
+                stop=[stop for stop in stops if isinstance(stop, str)],
                 structured_outputs=form,
                 skip_special_tokens=self._dialect.skips_special(body),
             )
@@ -206,7 +207,7 @@ class Server:
     ) -> Response:
         events = self._events(body, jobs, renderer)
         try:
-            # A refusal or a failure before the first token is still an HTTP error.
+            # A rejection or failure before the first token is still an HTTP error.
             with suppress(TimeoutError):
                 await asyncio.wait_for(jobs[0].news.wait(), _STATUS_WAIT_S)
             failed = next((job.error for job in jobs if job.error is not None), None)
@@ -218,7 +219,7 @@ class Server:
         return EventStream(
             events,
             deadline=deadline,
-            late=event(encode(errors.timed_out(self.options.request_timeout).body())) + DONE,
+            timeout_event=event(encode(errors.timed_out(self.options.request_timeout).body())) + DONE,
             stall_timeout=self.options.stall_timeout,
             close=lambda: self._close(jobs, request),
         )
@@ -232,9 +233,9 @@ class Server:
         begun: set[int] = set()
         try:
             async for index, delta in deltas(jobs):
-                delta.said = jobs[index].said(delta.text, last=delta.completion is not None)
-                if not (delta.said or delta.completion or delta.logprobs or everything):
-                    continue  # held back: part of a character, or perhaps of a stop string or a call
+                delta.parts = jobs[index].parts(delta.text, last=delta.completion is not None)
+                if not (delta.parts or delta.completion or delta.logprobs or everything):
+                    continue  # held back: part of a character, or possibly of a stop string or a call
                 chunk = renderer.chunk(index, jobs[index], delta, first=index not in begun)
                 begun.add(index)
                 if continuous:
@@ -249,7 +250,7 @@ class Server:
         yield DONE
 
     def _close(self, jobs: list[Job], request: Request) -> None:
-        """Log what was answered, and cancel what wasn't."""
+        """Log finished answers, and cancel the others."""
         notes, stats = request.state.visit.notes, [job.completion.stats for job in jobs if job.completion]
         notes["completion_tokens"] = sum(len(job.token_ids) for job in jobs)
         if stats:

@@ -1,7 +1,7 @@
-"""One answer on its way: from the engine's tokens, which come in on the event loop, to text that may be shown.
+"""One answer in progress: from the engine's tokens, which arrive on the event loop, to displayable text.
 
 engine thread --StepResult--> Job.receive()  --Delta--> deltas(jobs)  --> the client, at its own pace
-                              detokenise, stops         what came meanwhile is one delta
+                              detokenise, stops         what arrived in between is one delta
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 from fledge.engine import Completion, SamplingParams, StepResult, TokenLogprob, TreeTrace
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.server.errors import ApiError
-from fledge.server.message import Said
+from fledge.server.message import MessageParts
 from fledge.server.reader import Reader
 
 
 @dataclass
 class Delta:
-    """What is new of an answer since the last delta."""
+    """The additions to an answer since the last delta."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    # Of jobs with a trace: (text, origin) of each token, and each round's tree with its bonus token.
+    # For jobs with a trace: (text, origin) of each token, and each round's tree with its bonus token.
     pieces: list[tuple[str, int]] = field(default_factory=list)
     trees: list[tuple[TreeTrace, int | None]] = field(default_factory=list)
-    said: Said = field(default_factory=Said)  # what the text is in a message
+    parts: MessageParts = field(default_factory=MessageParts)  # the text as message parts
     completion: Completion | None = None  # in the last delta
 
     def __bool__(self) -> bool:
@@ -38,7 +38,7 @@ class Delta:
 
 
 class Job:
-    """One prompt and its answer. Belongs to the event loop; the engine's thread only writes what is marked so."""
+    """One prompt and its answer. Belongs to the event loop; the engine's thread writes only the fields marked so."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Job:
         continues: bool = False,
         reader: Reader | None = None,
     ) -> None:
-        """`echo`: text to put before the answer. `continues`: its text goes on where the prompt's ends.
+        """`echo`: text to put before the answer. `continues`: the answer's text continues the prompt's.
 
         `reader`: finds reasoning and calls in it.
         """
@@ -69,26 +69,26 @@ class Job:
         self.completion: Completion | None = None
         self.error: ApiError | None = None
         self.created = time.perf_counter()
-        self.entered = self.created  # when the engine got it; written by its thread
-        self.newest: float | None = None  # when its newest token came
-        self.text = ""  # all of the answer so far
+        self.entered = self.created  # when the engine received it; written by its thread
+        self.newest: float | None = None  # when its newest token arrived
+        self.text = ""  # the answer so far
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        # Of the tokens that `text_offset` has been asked for: their characters, and bytes of an incomplete one.
+        # State of `text_offset`: characters of the tokens so far, and bytes of an incomplete one.
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
         self._pending = Delta()
-        self.news = asyncio.Event()  # something came; the jobs of one request share it
+        self.news = asyncio.Event()  # set on any news; shared by the jobs of one request
 
     @property
     def done(self) -> bool:
-        """True once nothing more will come."""
+        """True once the answer is complete."""
         return self.completion is not None or self.error is not None
 
     def receive(self, result: StepResult) -> None:
-        """Take what a step added."""
+        """Add a step's result."""
         if self.done:
             return
         pending, text = self._pending, self._text(result)
@@ -105,13 +105,13 @@ class Job:
             pending.trees.append((result.tree, bonus))
         self.news.set()
 
-    def said(self, text: str, *, last: bool) -> Said:
-        """The answer's text as parts of a message: the whole text once, or piece by piece."""
-        return Said(content=text) if self._reader is None else self._reader.add(text, last=last)
+    def parts(self, text: str, *, last: bool) -> MessageParts:
+        """The answer's text as parts of a message: the complete text once, or piece by piece."""
+        return MessageParts(content=text) if self._reader is None else self._reader.add(text, last=last)
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended, as OpenAI says it; None while it goes on."""
+        """Why the answer ended, in OpenAI's terms; None while it is running."""
         if self.completion is None:
             return None
         called = self._reader is not None and self._reader.has_called
@@ -119,7 +119,7 @@ class Job:
         return "tool_calls" if called and reason == "stop" else reason
 
     def text_offset(self, raw: bytes) -> int:
-        """Where in the text the next token begins; ask for each in turn, with the bytes it adds to the text.
+        """The offset in the text at which the next token begins; call it for each in turn, with the bytes it adds.
 
         A token that continues a character begins where the character does.
         """
@@ -128,9 +128,9 @@ class Job:
         return begins
 
     def _text(self, result: StepResult) -> str:
-        """The text that became certain with a step."""
+        """The text that a step made final."""
         begin = self._space_between(result.token_ids) if self._continues and not self.token_ids else ""
-        if result.text is not None:  # there are stop strings: the engine makes the text itself
+        if result.text is not None:  # with stop strings, the engine produces the text itself
             return begin + result.text
         completion, visible = result.completion, result.token_ids
         if completion is not None and completion.finish_reason == "stop":
@@ -145,7 +145,7 @@ class Job:
         return "".join(pieces)
 
     def _space_between(self, token_ids: Sequence[int]) -> str:
-        """The space before the answer, which decoding drops at the beginning of a text in some tokenizers."""
+        """The space before the answer, which some tokenizers drop when decoding the beginning of a text."""
         last, first = self.prompt_ids[-1:], list(token_ids[:1])
         skip = self.params.skip_special_tokens
         before, after, both = (
@@ -154,26 +154,26 @@ class Job:
         return " " if both == f"{before} {after}" else ""
 
     def fail(self, error: ApiError) -> None:
-        """Nothing more will come; whoever reads gets the error."""
+        """End the job with an error, which its reader gets."""
         if not self.done:
             self.error = error
             self.news.set()
 
     def take(self) -> Delta:
-        """What came since the last time."""
+        """Everything since the last call."""
         delta, self._pending = self._pending, Delta()
         return delta
 
     def answer(self) -> Delta:
-        """The whole answer as one delta; for answers that weren't read piece by piece."""
-        said = self.said(self.text, last=True)
-        return Delta(self.text, self.token_ids, self.logprobs, said=said, completion=self.completion)
+        """The complete answer as one delta, for answers that weren't read piece by piece."""
+        parts = self.parts(self.text, last=True)
+        return Delta(self.text, self.token_ids, self.logprobs, parts=parts, completion=self.completion)
 
 
 async def deltas(jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta]]:
-    """What is new of one request's jobs, as it comes, with the job's number, until all are done.
+    """The deltas of one request's jobs as they arrive, each with the job's index, until all are done.
 
-    If one fails, its ApiError is raised.
+    Raises the ApiError of a job that fails.
     """
     news, unfinished = jobs[0].news, dict(enumerate(jobs))
     while unfinished:

@@ -1,4 +1,4 @@
-"""`fledge serve`: checks that end a wrong start early, with one clear line; then serving until a signal."""
+"""`fledge serve`: checks that stop a misconfigured start early with one clear line; then serving until a signal."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from fledge.target.config import DecoderConfig
 
 logger = logging.getLogger("fledge.server")
 
-SWITCH_S = 0.001  # how soon the engine's thread and the event loop get the interpreter from each other
+SWITCH_S = 0.001  # switch interval between the engine's thread and the event loop
 _PROBE_S = 1.0
-_CLOSE_S = 5  # for the last bytes on their way when all answers are done
+_CLOSE_S = 5  # to flush the last bytes when all answers are done
 
 
 def serve(
@@ -48,23 +48,23 @@ def serve(
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
 
-    `limits`: the engine's options. `chat_template_kwargs`: for requests that don't say otherwise.
+    `limits`: the engine's options. `chat_template_kwargs`: defaults for requests.
     """
     with bind(options) as listener:  # before loading, which may take minutes
         engine = load_engine(
             target, limits, head=head, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
         )
-        engine.generate([[0]], max_tokens=8, ignore_eos=True)  # first uses are slow: warm up
+        engine.generate([[0]], max_tokens=8, ignore_eos=True)  # warm up
         engine.restart_stats()
         sys.setswitchinterval(SWITCH_S)
         names = options.model_names or (given_name(target) or engine.target.name,)
         app = create_app(engine, replace(options, model_names=names, target=target))
         gc.collect()
-        gc.freeze()  # collections skip what exists now: going through it would take a tenth of a second each
+        gc.freeze()  # collections skip existing objects: scanning them would take a tenth of a second each
         host = listener.getsockname()[0]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
-            logger.warning("anybody who reaches %s may use this server: it has no API keys", host)
-        listener.listen()  # who reads the next line may connect at once
+            logger.warning("the server has no API keys: anyone who can reach %s may use it", host)
+        listener.listen()  # clients may connect once the next line is logged
         logger.info("serving %s on %s", app.state.server.model_names[0], url(listener))
         config = uvicorn.Config(
             app,
@@ -76,12 +76,12 @@ def serve(
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_CLOSE_S,
         )
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # free at once for the next server
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # free immediately for the next server
         server = DrainingServer(config, app.state.server)
         server.run(sockets=[listener])
-        if server.force_exit:  # the engine's thread may be in its kernels: no end of Python would wait for it
+        if server.force_exit:  # a normal exit would wait for the engine's thread, which may be in a kernel
             logger.warning(
-                "stopped at once; %d answers were not finished", app.state.server.worker.unfinished
+                "stopped immediately; %d answers were not finished", app.state.server.worker.unfinished
             )
             logging.shutdown()
             os._exit(128 + server.signal)
@@ -96,7 +96,7 @@ def load_engine(
     device: str = "cpu",
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """The engine, after checks that tell what wouldn't work before it fails half-way."""
+    """The engine, after checks that report problems before loading fails half-way."""
     limits.check_head(given=head is not None)
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     if loaded.device.type == "cpu":
@@ -116,17 +116,17 @@ def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """The socket to listen on; a ServerError if somebody else does."""
+    """The socket to listen on; a ServerError if it is in use."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    # Only with the protocol's number does asyncio send small writes at once (TCP_NODELAY); else the second of two
-    # waits for the client's delayed acknowledgement, 40 ms.
+    # asyncio disables Nagle's algorithm (TCP_NODELAY) only if the protocol number is set; otherwise the second of two
+    # small writes waits for the client's delayed acknowledgement, 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     if sys.platform == "linux":
-        # A connection is closed once its reader has taken everything; this ends the wait for one that never does.
+        # A connection is closed once its reader has read everything; this limits the wait for one that never does.
         milliseconds = min(int(1e3 * options.stall_timeout), (1 << 31) - 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     try:
-        # A port that an ended server has used is free at once; one that is bound, even without a listener, isn't.
+        # A port used by an ended server is free immediately; one that is bound, even without a listener, isn't.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
@@ -139,7 +139,7 @@ def bind(options: ServerOptions) -> socket.socket:
         listener.close()
         place = f"{options.host}:{options.port}"
         if error.errno == errno.EADDRINUSE:
-            raise ServerError(f"{place} is in use; choose another --port, or stop what uses it") from error
+            raise ServerError(f"{place} is in use; choose another --port, or stop its user") from error
         raise ServerError(
             f"can't listen on {place} ({error.strerror or error}); check --host and --port"
         ) from error
@@ -147,21 +147,21 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def url(listener: socket.socket) -> str:
-    """The address of what listens there."""
+    """The URL of a listening socket."""
     return http_url(*listener.getsockname()[:2])
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn that, told to stop, first lets running answers finish, while it turns new ones away."""
+    """Uvicorn that, when stopped, lets running answers finish while it rejects new ones."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
         self._server = server
         self._draining: asyncio.Future[None] | None = None
-        self.signal = 0  # the last one that came
+        self.signal = 0  # the last one received
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, and remember the loop for signals."""
+        """As uvicorn's; also stores the loop for signals."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 

@@ -1,4 +1,4 @@
-"""Log lines for people or, as one JSON object each, for machines. Prompts and answers never get here."""
+"""Log lines as text or, one JSON object each, for machines. Prompts and answers are never logged."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _JsonLines(logging.Formatter):
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        told = " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in fields.items())
-        return f"{super().format(record)} {told}".rstrip()
+        details = " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in fields.items())
+        return f"{super().format(record)} {details}".rstrip()
 
 
 def set_up_logs(style: str) -> None:
     """One handler on stderr for fledge and uvicorn, at INFO; `style` is "text" or "json"."""
     if style not in ("text", "json"):
-        raise ServerError(f"log format {style!r} isn't known; use text or json")
+        raise ServerError(f"log format {style!r} is unknown; use text or json")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _JsonLines() if style == "json" else _Text("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -44,4 +44,4 @@ def set_up_logs(style: str) -> None:
         logger.handlers = [handler]
         logger.propagate = False
         logger.setLevel(logging.INFO)
-    logging.getLogger("uvicorn.access").disabled = True  # ours says more
+    logging.getLogger("uvicorn.access").disabled = True  # our access log has more details

@@ -1,6 +1,6 @@
-"""What Prometheus scrapes: our own names, and those that dashboards made for vLLM and SGLang ask for.
+"""Metrics for Prometheus: our own names, and those that dashboards for vLLM and SGLang expect.
 
-Each quantity is recorded once, as `fledge:...`, and given out under all its names.
+Each quantity is recorded once, as `fledge:...`, and exported under all its names.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _RATE_S = 5.0  # window of tokens per second
 
 
 class Metrics(Collector):
-    """Records what happens to jobs; `text` is the page Prometheus reads."""
+    """Records events of jobs; `text` is the page Prometheus scrapes."""
 
     def __init__(self, engine: Engine, model: str, waiting: Callable[[], int]) -> None:
-        """`waiting`: how many requests wait for the engine to take them."""
+        """`waiting` returns how many requests wait for the engine."""
         self._engine, self._waiting = engine, waiting
         self._model = model
-        self._own = CollectorRegistry(auto_describe=True)  # what is recorded, as fledge:...
-        self._also: dict[str, tuple[str, ...]] = {}  # its other names
+        self._own = CollectorRegistry(auto_describe=True)  # the recorded metrics, as fledge:...
+        self._also: dict[str, tuple[str, ...]] = {}  # their other names
         self._page = CollectorRegistry()
         self._page.register(self)
         self.ttft = self._histogram(
@@ -60,15 +60,15 @@ class Metrics(Collector):
             "vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",
         )  # fmt: skip
         self.queue = self._histogram(
-            "request_queue_time_seconds", "until the engine took it", _SECONDS,
+            "request_queue_time_seconds", "from arrival until the engine accepts it", _SECONDS,
             "vllm:request_queue_time_seconds", "sglang:queue_time_seconds",
         )  # fmt: skip
         self.prefill = self._histogram(
-            "request_prefill_time_seconds", "from there to the first token", _SECONDS,
+            "request_prefill_time_seconds", "from then to the first token", _SECONDS,
             "vllm:request_prefill_time_seconds",
         )  # fmt: skip
         self.decode = self._histogram(
-            "request_decode_time_seconds", "from there to the last token", _SECONDS,
+            "request_decode_time_seconds", "from the first to the last token", _SECONDS,
             "vllm:request_decode_time_seconds",
         )  # fmt: skip
         self.inference = self._histogram(
@@ -76,7 +76,7 @@ class Metrics(Collector):
             "vllm:request_inference_time_seconds",
         )  # fmt: skip
         self.longest = self._histogram(
-            "request_params_max_tokens", "tokens an answer may have", _TOKENS,
+            "request_params_max_tokens", "token limit of an answer", _TOKENS,
             "vllm:request_params_max_tokens", "vllm:request_max_num_generation_tokens",
         )  # fmt: skip
         self.prompt = self._histogram(
@@ -87,26 +87,24 @@ class Metrics(Collector):
             "request_generation_tokens", "tokens of an answer", _TOKENS,
             "vllm:request_generation_tokens", "sglang:generation_tokens_histogram",
         )  # fmt: skip
-        self.tau = self._histogram(
-            "request_tau", "tokens per verify of an answer that was speculated on", _TAUS
-        )
+        self.tau = self._histogram("request_tau", "tokens per verify of an answer with speculation", _TAUS)
         self.prompt_tokens = self._counter(
             "prompt_tokens", "prompt tokens of finished answers", "vllm:prompt_tokens", "sglang:prompt_tokens"
         ).labels(model)
         self.generation_tokens = self._counter(
             "generation_tokens", "tokens emitted", "vllm:generation_tokens", "sglang:generation_tokens"
         ).labels(model)
-        self.requests = self._counter("requests", "answers begun", "sglang:num_requests").labels(model)
+        self.requests = self._counter("requests", "answers started", "sglang:num_requests").labels(model)
         self.success = self._counter(
             "request_success", "answers finished", "vllm:request_success",
             labels=("model_name", "finished_reason"),
         )  # fmt: skip
-        self.rejected = self._counter("rejected", "requests turned away", labels=("reason",))
+        self.rejected = self._counter("rejected", "requests rejected", labels=("reason",))
         self.http = self._counter("http_responses", "HTTP answers", labels=("route", "status"))
-        self.disconnects = self._counter("disconnects", "clients that left early", labels=())
+        self.disconnects = self._counter("disconnects", "clients that disconnected early", labels=())
         self.faults = self._counter("engine_faults", "steps of the engine that failed", labels=())
         for reason in ("overloaded", "draining"):
-            self.rejected.labels(reason)  # zero is a value, too
+            self.rejected.labels(reason)  # export zeros, too
         self.recent_e2e = 1.0  # seconds, moving average
         self._rate = _TokenRate()
 
@@ -115,7 +113,7 @@ class Metrics(Collector):
         return generate_latest(self._page)
 
     def progress(self, job: Job, result: StepResult) -> None:
-        """A step brought a job something."""
+        """Record a step's progress of a job."""
         now, count = time.perf_counter(), len(result.token_ids)
         if count:
             if job.newest is None:
@@ -131,7 +129,7 @@ class Metrics(Collector):
             self._complete(job, result)
 
     def ended(self, reason: str) -> None:
-        """A job ended: with its answer, or by "abort" or "error"."""
+        """Record the end of a job: with its answer, or by "abort" or "error"."""
         self.success.labels(self._model, reason).inc()
 
     def _complete(self, job: Job, result: StepResult) -> None:
@@ -154,7 +152,7 @@ class Metrics(Collector):
             self.tau.observe(stats.tau)
 
     def collect(self) -> Iterator[Metric]:
-        """What was recorded, under all its names, and the engine's own gauges and counters."""
+        """The recorded metrics under all their names, and the engine's own gauges and counters."""
         for metric in self._own.collect():
             yield metric
             for name in self._also[metric.name]:
@@ -178,7 +176,7 @@ class Metrics(Collector):
         running, waiting = stats.running, stats.waiting + self._waiting()
         rate = sum(stats.accepted_by_depth) / stats.draft_tokens if stats.draft_tokens else 0.0
         yield from self._gauge(
-            running, "being answered", "vllm:num_requests_running", "sglang:num_running_reqs"
+            running, "requests being answered", "vllm:num_requests_running", "sglang:num_running_reqs"
         )
         yield from self._gauge(
             waiting, "requests waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs"
@@ -187,8 +185,8 @@ class Metrics(Collector):
             stats.kv_usage, "share of the KV pool in use", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
             "sglang:token_usage",
         )  # fmt: skip
-        asked = stats.hit_tokens + stats.prompt_tokens
-        hits = stats.hit_tokens / asked if asked else 0.0
+        queried = stats.hit_tokens + stats.prompt_tokens
+        hits = stats.hit_tokens / queried if queried else 0.0
         yield from self._gauge(hits, "share of prompt tokens in the prefix cache", "sglang:cache_hit_rate")
         yield from self._gauge(self._rate.add(0), "tokens per second", "sglang:gen_throughput")
         yield from self._gauge(
@@ -200,26 +198,28 @@ class Metrics(Collector):
         accepted = stats.accepted_by_depth
         yield self._total("vllm:num_preemptions", "requests sent back to the queue", stats.preemptions)
         yield self._total("vllm:spec_decode_num_drafts", "draft trees proposed", stats.drafts)
-        yield self._total("vllm:spec_decode_num_draft_tokens", "their nodes", stats.draft_tokens)
+        yield self._total("vllm:spec_decode_num_draft_tokens", "nodes of draft trees", stats.draft_tokens)
         yield self._total("vllm:spec_decode_num_accepted_tokens", "accepted drafts", sum(accepted))
         positions = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "by depth", labels=("model_name", "position")
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "accepted drafts by depth",
+            labels=("model_name", "position"),
         )
         for position, count in enumerate(accepted):
             positions.add_metric((self._model, str(position)), count)
         yield positions
-        asked = stats.hit_tokens + stats.prompt_tokens
-        yield self._total("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", asked)
-        yield self._total("vllm:prefix_cache_hits", "those it held", stats.hit_tokens)
-        yield self._total("sglang:cached_tokens", "those it held", stats.hit_tokens)
+        queried = stats.hit_tokens + stats.prompt_tokens
+        yield self._total("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", queried)
+        yield self._total("vllm:prefix_cache_hits", "prompt tokens found there", stats.hit_tokens)
+        yield self._total("sglang:cached_tokens", "prompt tokens found there", stats.hit_tokens)
         yield self._total("fledge:rounds", "rounds of the engine", stats.rounds)
-        yield self._total("fledge:request_rounds", "requests in them", stats.request_rounds)
-        yield self._total("fledge:round_tokens", "tokens they emitted", stats.round_tokens)
+        yield self._total("fledge:request_rounds", "requests summed over rounds", stats.request_rounds)
+        yield self._total("fledge:round_tokens", "tokens emitted in rounds", stats.round_tokens)
         yield self._total("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens)
         rounds = CounterMetricFamily(
             "fledge:tree_rounds", "rounds by tree: depth x children x nodes", labels=("tree",)
         )
-        seconds = CounterMetricFamily("fledge:tree_seconds", "their time", labels=("tree",))
+        seconds = CounterMetricFamily("fledge:tree_seconds", "time of rounds by tree", labels=("tree",))
         for row in stats.shapes:
             name = f"{row.shape.depth}x{row.shape.topk}x{row.shape.nodes}"
             rounds.add_metric((name,), row.rounds)
@@ -243,7 +243,7 @@ class Metrics(Collector):
 
 
 class _TokenRate:
-    """Tokens per second over the last seconds."""
+    """Tokens per second over the last few seconds."""
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
@@ -251,7 +251,7 @@ class _TokenRate:
         self._rate = 0.0
 
     def add(self, count: int) -> float:
-        """The rate, once these have come."""
+        """Add tokens and return the rate."""
         now = time.perf_counter()
         elapsed = now - self._since
         if elapsed >= _RATE_S:

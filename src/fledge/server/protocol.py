@@ -1,4 +1,4 @@
-"""The requests that clients may send: OpenAI's fields, some under the names vLLM has, and two of our own.
+"""The requests clients may send: OpenAI's fields, some fields named as in vLLM, and two of our own.
 
 vLLM's: top_k, min_p, min_tokens, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids, structured_outputs.
 Ours: `speculate` (false: plain decode for this request), `return_trace` (origins of tokens, and draft trees).
@@ -17,7 +17,7 @@ _INT64 = 1 << 63
 _COLDEST = 0.001
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Lists end at their first error (fail_fast): reporting millions of them would keep all other requests waiting.
+# Lists stop at their first error (fail_fast): reporting millions of them would block all other requests.
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -50,11 +50,11 @@ class JsonSchema(StrictBody):
     name: str | None = Field(None, max_length=512)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="nothing to choose: every answer follows its schema")
+    strict: bool | None = Field(None, description="no effect: every answer follows its schema")
 
 
 class ResponseFormat(StrictBody):
-    """The form of the answer, as OpenAI names it."""
+    """The answer's format, as OpenAI names it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -62,18 +62,18 @@ class ResponseFormat(StrictBody):
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("type json_schema, and no other, takes a json_schema")
+            raise ValueError("json_schema goes with type json_schema and no other")
         return self
 
 
 class StructuredOutputs(StrictBody):
-    """The form of the answer, as vLLM names it; one of these."""
+    """The answer's format, as vLLM names it; one of these."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
     json_object: Literal[True] | None = None
     regex: str | None = Field(None, max_length=65536)
     choice: Annotated[list[StopText], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
-    grammar: str | None = Field(None, max_length=65536, description="in Lark's form")
+    grammar: str | None = Field(None, max_length=65536, description="in Lark's syntax")
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
@@ -83,7 +83,7 @@ class StructuredOutputs(StrictBody):
 
 
 class Sampling(StrictBody):
-    """How tokens are chosen and what ends an answer, under the names that OpenAI's fields and SGLang's share."""
+    """How tokens are sampled and what ends an answer; the fields that OpenAI and SGLang share."""
 
     n: int | None = Field(None, ge=1, le=1024)
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(
@@ -101,7 +101,7 @@ class Sampling(StrictBody):
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = Field(None, description="default true: they are no part of the text")
+    skip_special_tokens: bool | None = Field(None, description="default true: leave them out of the text")
 
     @field_validator("temperature")
     @classmethod
@@ -120,11 +120,11 @@ class Sampling(StrictBody):
 
 
 class Generation(Sampling):
-    """What chat and text completions share."""
+    """The fields common to chat and text completions."""
 
-    model: str | None = Field(None, max_length=512, description="one of /v1/models; left out: the first")
+    model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer before")
+    min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer earlier")
     seed: Seed | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -136,7 +136,7 @@ class Generation(Sampling):
     user: str | None = Field(None, max_length=512, description="written to the log with the request's line")
     safety_identifier: str | None = Field(None, max_length=512, description="the newer name of user")
     prompt_cache_key: str | None = Field(
-        None, max_length=512, description="nothing to choose: all requests share one prefix cache"
+        None, max_length=512, description="no effect: all requests share one prefix cache"
     )
 
     @model_validator(mode="after")
@@ -147,7 +147,7 @@ class Generation(Sampling):
             if self.return_trace:
                 raise ValueError("return_trace needs stream: true")
         if self.return_trace and self.stop:
-            raise ValueError("return_trace doesn't go together with stop")
+            raise ValueError("return_trace can't be combined with stop")
         return self
 
     @model_validator(mode="after")
@@ -158,18 +158,18 @@ class Generation(Sampling):
 
     @property
     def form(self) -> dict[str, Any] | None:
-        """What the engine calls structured_outputs."""
+        """The engine's structured_outputs."""
         if self.structured_outputs is not None:
             return self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
         return None if self.answer_schema is None else {"json": self.answer_schema}
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """The JSON schema that response_format names."""
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
+        """The JSON schema given by response_format."""
+        requested = self.response_format
+        if requested is None or requested.type == "text":
             return None
-        return {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
+        return {"type": "object"} if requested.json_schema is None else requested.json_schema.schema_
 
 
 TemplateKwargs = Annotated[
@@ -183,12 +183,12 @@ class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Several]
-    tools: Tools | None = Field(None, description="functions that the answer may call")
+    tools: Tools | None = Field(None, description="functions the answer may call")
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None,
         description="default auto; required: at least one call and nothing else; or the function to call",
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     chat_template_kwargs: TemplateKwargs | None = None
     max_completion_tokens: int | None = Field(
         None, ge=1, lt=1 << 31, description="the newer name of max_tokens"
@@ -209,26 +209,26 @@ class ChatRequest(Generation):
     def _tools_and_choice(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            raise ValueError("tools has two functions of one name; give each its own")
+            raise ValueError("tools has two functions with the same name; rename one")
         if self.must_call and not self.offered:
-            raise ValueError("tool_choice asks for a function that isn't among tools; add it there")
+            raise ValueError("tool_choice names a function that isn't in tools; add it there")
         if self.offered and self.structured_outputs is not None:
             raise ValueError(
                 "structured_outputs leaves no room for calls: use response_format, leave out tools, or set "
                 'tool_choice to "none"'
             )
         if self.must_call and self.answer_schema is not None:
-            raise ValueError("tool_choice asks for calls, response_format for an answer; give one of them")
+            raise ValueError("tool_choice requires calls, response_format an answer; give one of them")
         return self
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer is calls and nothing else."""
+        """Whether the answer consists of calls only."""
         return self.tool_choice not in (None, "none", "auto")
 
     @property
     def offered(self) -> list[Tool]:
-        """The functions that this answer may call."""
+        """The functions this answer may call."""
         if self.tool_choice == "none" or not self.tools:
             return []
         if isinstance(self.tool_choice, NamedTool):
@@ -237,7 +237,7 @@ class ChatRequest(Generation):
 
     @property
     def wanted_tokens(self) -> int | None:
-        """The longest answer, by either name."""
+        """The token limit, by either name."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     @property
@@ -251,22 +251,22 @@ class CompletionRequest(Generation):
 
     prompt: str | TokenIds | Annotated[list[str], Several] | Annotated[list[TokenIds], Several]
     add_special_tokens: bool | None = Field(
-        None, description="default true: the tokenizer's own, such as a begin"
+        None, description="default true: those the tokenizer adds, such as a beginning"
     )
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool | None = Field(None, description="the text begins with the prompt")
+    echo: bool | None = Field(None, description="include the prompt in the text")
 
     @model_validator(mode="after")
     def _no_logprobs_of_prompts(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
             raise ValueError(
-                "echo doesn't go together with logprobs: those of a prompt aren't computed; leave one of them out"
+                "echo can't be combined with logprobs: a prompt's aren't computed; leave one of them out"
             )
         return self
 
     @property
     def wanted_tokens(self) -> int | None:
-        """The longest answer; OpenAI's default is 16."""
+        """The token limit; OpenAI's default is 16."""
         return 16 if self.max_tokens is None else self.max_tokens
 
     @property
@@ -298,7 +298,7 @@ class TokenizeRequest(StrictBody):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
         if self.messages is not None and self.add_special_tokens is not None:
-            raise ValueError("add_special_tokens is for prompt; a chat template writes its own")
+            raise ValueError("add_special_tokens is for prompt; a chat template adds its own")
         if self.prompt is not None and (self.chat_template_kwargs or self.tools):
             raise ValueError("chat_template_kwargs and tools are for messages; prompt is taken as it is")
         return self
@@ -312,7 +312,7 @@ class DetokenizeRequest(StrictBody):
 
 
 class PredictRequest(StrictBody):
-    """Vertex AI's predict: chat or text completions as instances; parameters are for all of them."""
+    """Vertex AI's predict: chat or text completions as instances; parameters apply to all of them."""
 
     instances: list[dict[str, Any]] = Field(min_length=1, max_length=64)
     parameters: dict[str, Any] | None = None

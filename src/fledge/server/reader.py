@@ -1,28 +1,28 @@
-"""One answer's text, read as a message: reasoning first, in targets that think between tags, then words and calls."""
+"""Reads one answer's text as a message: reasoning first, in targets that think between tags, then content and calls."""
 
 from __future__ import annotations
 
 from fledge.engine.stops import overlap
-from fledge.server.message import Said
+from fledge.server.message import MessageParts
 from fledge.server.tool_calls import CallReader
 
 THINK, THOUGHT = "<think>", "</think>"
-# By the names that vLLM and SGLang have for it: whether an answer is reasoning until it says otherwise.
+# Parser names as in vLLM and SGLang: whether an answer starts as reasoning.
 REASONING_PARSERS = {"qwen3": False, "deepseek_r1": True}
 
 
 class Thoughts:
-    """Takes reasoning out of an answer's text; white space around the tags belongs to neither."""
+    """Extracts reasoning from an answer's text; white space around the tags belongs to neither."""
 
     def __init__(self, *, inside: bool) -> None:
-        """`inside`: the answer begins with reasoning, whether it opens it or the prompt has."""
+        """`inside`: the answer starts with reasoning, whether the answer or the prompt opens it."""
         self._inside = inside
-        self._place = "beginning"  # then within, behind, and after white space there: done
+        self._place = "beginning"  # then within, behind, and after white space: done
         self._begun = False
         self._held = ""
 
-    def add(self, text: str, said: Said, *, last: bool) -> str:
-        """Put what is reasoning into `said`, and return what is not."""
+    def add(self, text: str, parts: MessageParts, *, last: bool) -> str:
+        """Add the reasoning to `parts`, and return the rest."""
         text, self._held = self._held + text, ""
         if self._place == "beginning":
             bare = text.lstrip()
@@ -38,7 +38,7 @@ class Thoughts:
                 thought = thought.lstrip()
             keep = 0 if closed or last else overlap(thought, THOUGHT)
             shown = thought[: len(thought) - keep].rstrip()
-            said.reasoning += shown
+            parts.reasoning += shown
             self._begun = self._begun or bool(shown)
             if not closed:
                 self._held = thought[len(shown) :]
@@ -51,7 +51,7 @@ class Thoughts:
 
 
 class Reader:
-    """One answer's text as a message; the pieces add up to it."""
+    """Reads one answer's text as a message; the parts of all pieces add up to it."""
 
     def __init__(self, thoughts: Thoughts | None, calls: CallReader | None) -> None:
         self._thoughts = thoughts
@@ -59,16 +59,16 @@ class Reader:
 
     @property
     def has_called(self) -> bool:
-        """Whether there was a call so far."""
+        """Whether there has been a call."""
         return self._calls is not None and self._calls.calls > 0
 
-    def add(self, text: str, *, last: bool) -> Said:
-        """What became certain with this text; `last`: no more will come."""
-        said = Said()
+    def add(self, text: str, *, last: bool) -> MessageParts:
+        """The parts that this text makes final; `last`: no more text will follow."""
+        parts = MessageParts()
         if self._thoughts is not None:
-            text = self._thoughts.add(text, said, last=last)
+            text = self._thoughts.add(text, parts, last=last)
         if self._calls is None:
-            said.content += text
+            parts.content += text
         else:
-            self._calls.add(text, said, last=last)
-        return said
+            self._calls.add(text, parts, last=last)
+        return parts

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's JSON, chat and text completions alike, whole and in chunks."""
+"""Answers in OpenAI's JSON: chat and text completions, complete and in chunks."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import Any, Protocol
 
 from fledge.engine import TokenLogprob, TreeTrace
 from fledge.server.job import Delta, Job
-from fledge.server.message import Call, Said
+from fledge.server.message import Call, MessageParts
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.tokens import Tokens
 
 Json = dict[str, Any]
-_LOWEST = -9999.0  # what OpenAI says for a probability of zero, which JSON has no number for
+_LOWEST = -9999.0  # OpenAI's log probability for zero, which JSON can't represent
 
 
 class Rendering(Protocol):
-    """What makes JSON of one request's jobs."""
+    """Renders one request's jobs as JSON."""
 
     id: str
 
     def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
-        """The answer to a request that doesn't stream."""
+        """The response to a request that doesn't stream."""
 
     def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        """What a stream says about one choice's delta."""
+        """A stream's chunk for one choice's delta."""
 
     def usage_chunk(self, jobs: Sequence[Job]) -> Json:
         """The last chunk of a stream that reports usage."""
 
 
 class Renderer:
-    """One request's answers, in OpenAI's form for chat or that for text completions."""
+    """One request's answers, in OpenAI's format for chat or for text completions."""
 
     def __init__(self, body: ChatRequest | CompletionRequest, model: str, tokens: Tokens) -> None:
         self._chat = isinstance(body, ChatRequest)
@@ -51,12 +51,12 @@ class Renderer:
         choices = []
         for index, job in enumerate(jobs):
             answer = job.answer()
-            message = {"message": _message(answer.said)} if self._chat else {}
+            message = {"message": _message(answer.parts)} if self._chat else {}
             choices.append({**self._choice(index, job, answer, first=True), **message})
         return {**self._head(chunk=False), "choices": choices, "usage": usage(jobs)}
 
     def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        message = {"delta": _delta(delta.said, first=first)} if self._chat else {}
+        message = {"delta": _delta(delta.parts, first=first)} if self._chat else {}
         choice = {**self._choice(index, job, delta, first=first), **message}
         return {**self._head(chunk=True), "choices": [choice]}
 
@@ -68,7 +68,7 @@ class Renderer:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
 
     def _choice(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        """A choice, or what is new of it, without a chat's message."""
+        """A choice, or an addition to it, without a chat's message."""
         choice: Json = {"index": index}
         if not self._chat:
             choice["text"] = job.echo + delta.text if first else delta.text
@@ -98,11 +98,11 @@ class Renderer:
         }
 
     def _named_top(self, entry: TokenLogprob) -> Json:
-        """The most likely tokens and the chosen one by name; of several with one name, the likeliest."""
-        found: Json = {}
+        """The most likely tokens and the chosen one by name; of several with one name, the most likely."""
+        logprobs: Json = {}
         for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
-            found.setdefault(self._tokens.name(token_id), json_number(logprob))
-        return found
+            logprobs.setdefault(self._tokens.name(token_id), json_number(logprob))
+        return logprobs
 
     def _chat_entry(self, entry: TokenLogprob) -> Json:
         top = [self._token_json(token_id, logprob) for token_id, logprob in entry.top]
@@ -122,33 +122,33 @@ class Renderer:
         }
 
 
-def _message(said: Said) -> Json:
-    only_others = not said.content and (said.reasoning or said.calls)
+def _message(parts: MessageParts) -> Json:
+    no_content = not parts.content and (parts.reasoning or parts.calls)
     message: Json = {
         "role": "assistant",
-        "content": None if only_others else said.content,
+        "content": None if no_content else parts.content,
         "refusal": None,
     }
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.calls:
-        message["tool_calls"] = [_call(call) for call in said.calls.values()]
+    if parts.reasoning:
+        message["reasoning_content"] = parts.reasoning
+    if parts.calls:
+        message["tool_calls"] = [_call(call) for call in parts.calls.values()]
     return message
 
 
-def _delta(said: Said, *, first: bool) -> Json:
+def _delta(parts: MessageParts, *, first: bool) -> Json:
     delta: Json = {"role": "assistant"} if first else {}
-    if said.content or not (said.reasoning or said.calls):
-        delta["content"] = said.content
-    if said.reasoning:
-        delta["reasoning_content"] = said.reasoning
-    if said.calls:
-        delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in said.calls.items()]
+    if parts.content or not (parts.reasoning or parts.calls):
+        delta["content"] = parts.content
+    if parts.reasoning:
+        delta["reasoning_content"] = parts.reasoning
+    if parts.calls:
+        delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in parts.calls.items()]
     return delta
 
 
 def _call(call: Call) -> Json:
-    if call.name is None:  # more of its arguments
+    if call.name is None:  # a continuation of its arguments
         return {"function": {"arguments": call.arguments}}
     return {
         "id": call.id,
@@ -158,24 +158,24 @@ def _call(call: Call) -> Json:
 
 
 def usage(jobs: Sequence[Job]) -> Json:
-    """Counts of tokens, and statistics of speculation. A prompt that several choices share counts once.
+    """Token counts and statistics of speculation. A prompt that several choices share counts once.
 
-    Such choices hold the same list of ids.
+    Such choices share one list of ids.
     """
     prompts = {id(job.prompt_ids): len(job.prompt_ids) for job in jobs}
     prompt, answer = sum(prompts.values()), sum(len(job.token_ids) for job in jobs)
-    found: Json = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    report: Json = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
     stats = [job.completion.stats for job in jobs if job.completion is not None]
     if len(stats) < len(jobs):
-        return found
+        return report
     first = {
         id(job.prompt_ids): stat.cached_tokens
         for job, stat in zip(reversed(jobs), reversed(stats), strict=True)
     }
-    found["prompt_tokens_details"] = {"cached_tokens": sum(first.values())}
+    report["prompt_tokens_details"] = {"cached_tokens": sum(first.values())}
     rounds = sum(each.rounds for each in stats)
     by_depth = zip_longest(*(each.accepted_by_depth for each in stats), fillvalue=0)
-    found["speculation"] = {
+    report["speculation"] = {
         "tau": round(sum(each.tau * each.rounds for each in stats) / rounds, 4) if rounds else 1.0,
         "rounds": rounds,
         "drafted_rounds": sum(each.drafted_rounds for each in stats),
@@ -183,14 +183,14 @@ def usage(jobs: Sequence[Job]) -> Json:
         "ttft_ms": round(min(each.ttft_ms for each in stats), 3),
         "tpot_ms": round(sum(each.tpot_ms for each in stats) / len(stats), 3),
     }
-    return found
+    return report
 
 
 def encode(value: Json | list[Json]) -> bytes:
-    """Compact JSON; NaN and infinity never get this far."""
+    """Compact JSON; NaN and infinity never get here."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def json_number(value: float) -> float:
-    """A log probability as JSON can hold it."""
+    """A log probability as a JSON number."""
     return max(value, _LOWEST) if math.isfinite(value) else _LOWEST

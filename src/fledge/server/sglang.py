@@ -1,8 +1,8 @@
-"""SGLang's own /generate: its request, answered as a text completion, and its form of an answer.
+"""SGLang's own /generate: its request, answered as a text completion, in its response format.
 
     {"text": ..., "sampling_params": {"max_new_tokens": 8}}  ->  {"text": ..., "output_ids": [...], "meta_info": {...}}
 
-In a stream every event holds all of the answer so far, as SGLang's own do.
+In a stream every event holds the whole answer so far, as in SGLang.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class GenerateRequest(StrictBody):
         return self
 
     def completion(self) -> CompletionRequest:
-        """The same as a text completion; an ApiError if it can't be one."""
+        """The equivalent text completion; an ApiError if there is none."""
         sampling = self.sampling_params or NativeSampling()
         forms = {"json": sampling.json_schema, "regex": sampling.regex}
-        given = {kind: value for kind, value in forms.items() if value is not None}
+        form = {kind: value for kind, value in forms.items() if value is not None}
         fields: Json = {
             **{name: getattr(sampling, name) for name in Sampling.model_fields},
             "prompt": self.input_ids if self.text is None else self.text,
             "max_tokens": sampling.max_new_tokens or _DEFAULT_TOKENS,
             "min_tokens": sampling.min_new_tokens,
             "seed": sampling.sampling_seed,
-            "structured_outputs": given or None,
+            "structured_outputs": form or None,
             "stream": self.stream,
             "speculate": self.speculate,
             "logprobs": (self.top_logprobs_num or 0) if self.return_logprob else None,
@@ -75,14 +75,14 @@ class GenerateRequest(StrictBody):
 
     @property
     def several(self) -> bool:
-        """Whether the answer is a list: to a list of prompts, or of several answers to one."""
+        """Whether the response is a list: for a list of prompts, or several answers to one."""
         prompts = self.input_ids if self.text is None else self.text
-        listed = isinstance(prompts, list) and not isinstance(prompts[0], int)
-        return listed or (self.sampling_params is not None and (self.sampling_params.n or 1) > 1)
+        is_list = isinstance(prompts, list) and not isinstance(prompts[0], int)
+        return is_list or (self.sampling_params is not None and (self.sampling_params.n or 1) > 1)
 
 
 class NativeRenderer:
-    """One request's answers in SGLang's form."""
+    """One request's answers in SGLang's format."""
 
     def __init__(self, body: GenerateRequest, tokens: Tokens) -> None:
         self.id = uuid.uuid4().hex
@@ -92,7 +92,7 @@ class NativeRenderer:
         self._with_text = bool(body.return_text_in_logprobs)
 
     def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
-        """The answer to a request that doesn't stream."""
+        """The response to a request that doesn't stream."""
         answers = [self._answer(index, job) for index, job in enumerate(jobs)]
         return answers if self._several else answers[0]
 
@@ -102,7 +102,7 @@ class NativeRenderer:
         return {**self._answer(index, job), "index": index}
 
     def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        """Every event has its own counts, so there is none; never asked for."""
+        """Never called: every event has its own counts."""
         raise AssertionError("a request of this form has no stream_options")
 
     def _answer(self, index: int, job: Job) -> Json:

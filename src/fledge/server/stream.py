@@ -1,4 +1,4 @@
-"""Server-sent events, at the reader's pace: a slow one holds up nobody, one that takes nothing is dropped."""
+"""Server-sent events at the reader's pace: a slow reader blocks no one else, a stalled one is dropped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEEP_ALIVE_S = 15.0
 
 
 class ReaderStalled(Exception):
-    """A stream's reader has taken nothing for too long; nobody is left to be told."""
+    """A stream's reader has taken nothing for too long, so the connection is dropped."""
 
 
 def event(data: bytes) -> bytes:
@@ -24,7 +24,7 @@ def event(data: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come, and a comment when none has come for a while."""
+    """Sends events as they arrive, and a comment after a while without events."""
 
     media_type = "text/event-stream"
 
@@ -33,17 +33,17 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         *,
         deadline: float,
-        late: bytes,
+        timeout_event: bytes,
         stall_timeout: float,
         close: Callable[[], None],
     ) -> None:
-        """At `deadline`, in the loop's time, `late` is sent and the stream ends; `close` is called however it ends."""
+        """At `deadline`, in the loop's time, `timeout_event` is sent and the stream ends; `close` is always called."""
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._events = events
         self._deadline = deadline
-        self._late = late
+        self._timeout_event = timeout_event
         self._stall_timeout = stall_timeout
         self._close = close
         self._passed = 0  # events so far
@@ -53,13 +53,13 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             waking = asyncio.ensure_future(self._keep_alive(send))
-            # One timer for the whole stream, and no task per event: an event's way to the socket is part of TPOT.
+            # One timer for the whole stream and no task per event, since an event's path to the socket is part of TPOT.
             try:
                 async with asyncio.timeout_at(self._deadline), aclosing(self._events) as events:
                     async for data in events:
                         await self._pass(send, data)
             except TimeoutError:
-                await self._pass(send, self._late)
+                await self._pass(send, self._timeout_event)
             waking.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -77,7 +77,7 @@ class EventStream(Response):
             raise ReaderStalled from None
 
     async def _keep_alive(self, send: Send) -> None:
-        """Say something when nothing has been said for a while; proxies cut silent connections."""
+        """Send a comment after a while without events, since proxies cut silent connections."""
         while True:
             before = self._passed
             await asyncio.sleep(_KEEP_ALIVE_S)

@@ -1,4 +1,4 @@
-"""Request bodies with strict types, in which unknown fields are refused, not ignored."""
+"""Request bodies with strict types, in which unknown fields are rejected, not ignored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fledge.server import errors
 Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
 _MOST_FIELDS = 256  # of one object
 
-# Fields that we don't support, with the values that ask for nothing: clients send these without being told to.
+# Unsupported fields, with the values that have no effect: some clients always send these.
 _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (None, True),
     "annotations": (None, []),  # of an assistant's message, as OpenAI's own answers have it
@@ -47,13 +47,13 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
 
 
 class StrictBody(BaseModel):
-    """A JSON object; a field it doesn't know is an error, unless its value asks for nothing."""
+    """A JSON object; an unknown field is an error, unless its value has no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+    def _drop_fields_without_effect(cls, data: Any) -> Any:
         if not isinstance(data, dict) or data.keys() <= cls.__pydantic_fields__.keys():
             return data
         if len(data) > _MOST_FIELDS:
@@ -70,7 +70,7 @@ Body = TypeVar("Body", bound=StrictBody)
 
 
 def read(form: type[Body], fields: Any) -> Body:
-    """The fields as that body; an ApiError that names what is wrong with them."""
+    """Parse the fields as `form`; an ApiError that names what is wrong with them."""
     try:
         return form.model_validate(fields)
     except ValidationError as error:

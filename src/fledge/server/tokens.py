@@ -1,4 +1,4 @@
-"""Text to ids off the event loop where it is long, and the text and bytes of single tokens for `logprobs`."""
+"""Text to ids, off the event loop if long, and the text and bytes of single tokens for `logprobs`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from fledge.server import errors
 from fledge.server.conversation import ChatMessage, Tool
 from fledge.target.target import Target
 
-_INLINE_CHARS = 4096  # shorter texts are encoded in less time than another thread takes to wake up
-_CHARS_PER_TOKEN = (
-    64  # more than any text has; what is longer than a context of such tokens isn't encoded at all
-)
+_INLINE_CHARS = 4096  # shorter texts are encoded faster than another thread wakes up
+_CHARS_PER_TOKEN = 64  # an upper bound; text longer than a context of such tokens isn't encoded
 Result = TypeVar("Result")
 _INCOMPLETE = "\ufffd"
-_SPACE = "▁"  # what SentencePiece tokens hold for a space
+_SPACE = "▁"  # SentencePiece's character for a space
 
 
 class Tokens:
-    """A target's tokenizer, as the server uses it."""
+    """The server's view of a target's tokenizer."""
 
     def __init__(self, target: Target, max_context: int) -> None:
         self._target = target
@@ -47,13 +45,13 @@ class Tokens:
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
     ) -> list[int]:
-        """Ids of a conversation, the opening of the reply included; `options` of the template."""
+        """Ids of a conversation, including the opening of the reply; `options` for the template."""
         plain, offered = [message.plain for message in messages], [tool.plain for tool in tools]
         for message in plain:
             _refuse_halves(message["content"], "messages")
         beside = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
-        others = json.dumps([beside, offered, options], ensure_ascii=False)  # a template may print any of it
-        _refuse_halves(others, None)
+        rest = json.dumps([beside, offered, options], ensure_ascii=False)  # a template may print any of it
+        _refuse_halves(rest, None)
         with errors.refused("chat_template_kwargs"):
             self._target.chat.check_options(options or {})
         with errors.refused("tools" if offered else "messages"):
@@ -63,23 +61,23 @@ class Tokens:
             with errors.refused("messages"):
                 return self._target.chat.prompt_ids(plain, options, offered)
 
-        return await self._run(encode, sum(len(message["content"]) for message in plain) + len(others))
+        return await self._run(encode, sum(len(message["content"]) for message in plain) + len(rest))
 
     async def text(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of a text; `special`: with the tokens the tokenizer puts around it."""
+        """Ids of a text; `special`: include the tokens the tokenizer adds around it."""
         _refuse_halves(text, None)
         return await self._run(
             lambda: list(self._tokenizer.encode(text, add_special_tokens=special)), len(text)
         )
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
+        """The text of ids, including special tokens."""
         return await self._run(
             lambda: decode(self._tokenizer, token_ids, skip_special=False), len(token_ids), limited=False
         )
 
     def check(self, token_ids: Sequence[int], param: str) -> None:
-        """Raise an ApiError for ids that the target hasn't; `param`: the field that holds them."""
+        """Raise an ApiError for ids outside the vocabulary; `param`: the field that holds them."""
         if max(token_ids, default=0) >= self.vocabulary:
             raise errors.invalid(f"{param} holds ids beyond the vocabulary of {self.vocabulary}", param)
 
@@ -97,11 +95,11 @@ class Tokens:
         return b"" if skip_special and token_id in self._skipped else self.token(token_id)[1]
 
     def _token(self, token_id: int) -> tuple[str, bytes]:
-        """One token as text (incomplete characters shown as such) and as its bytes."""
+        """One token as text (incomplete characters shown as such) and as bytes."""
         if token_id in self._special:
             return self._special[token_id], self._special[token_id].encode()
         name = self._tokenizer.convert_ids_to_tokens(token_id)
-        if name is None:  # ids beyond the tokenizer's, which pad the embedding
+        if name is None:  # ids beyond the tokenizer's that pad the embedding
             return "", b""
         raw = _bytes_of(name, byte_level=self._byte_level)
         return raw.decode("utf-8", errors="replace"), raw
@@ -117,12 +115,12 @@ class Tokens:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._threads.shutdown(wait=False)
 
 
 def _refuse_halves(text: str, param: str | None) -> None:
-    """JSON can hold half of a surrogate pair, which is no character and has no UTF-8."""
+    """JSON allows half of a surrogate pair, which isn't a character and has no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -132,7 +130,7 @@ def _refuse_halves(text: str, param: str | None) -> None:
 
 
 def _bytes_of(name: str, *, byte_level: bool) -> bytes:
-    """The bytes a vocabulary entry stands for: byte-level BPE, SentencePiece, or plain text."""
+    """The bytes of a vocabulary entry: byte-level BPE, SentencePiece, or plain text."""
     if byte_level and all(char in _BYTES for char in name):
         return bytes(_BYTES[char] for char in name)
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
@@ -143,8 +141,10 @@ def _bytes_of(name: str, *, byte_level: bool) -> bytes:
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins for the 256 bytes (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(unprintable)
+    }
 
 
 _BYTES = _byte_alphabet()

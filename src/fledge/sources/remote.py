@@ -16,12 +16,12 @@ logger = logging.getLogger("fledge.once")
 
 
 def is_remote(spec: str) -> bool:
-    """Whether this is a URL of an object store, not a path on this machine."""
+    """Whether this is an object store's URL rather than a local path."""
     return "://" in spec and storage.local_path(spec) is None
 
 
 def remote_folder(url: str, cache: Path) -> Path:
-    """The copy of a folder's files; made anew when one of them has changed there."""
+    """The copy of a folder's files; copied again if one of them has changed."""
     files = {name: file for file in storage.list_files(url) if _is_wanted(name := posixpath.basename(file))}
     if not files:
         raise TargetError(f"there is no model in {url}: no safetensors, no GGUF file; check the URL")
@@ -38,6 +38,6 @@ def remote_folder(url: str, cache: Path) -> Path:
 
 
 def _is_wanted(name: str) -> bool:
-    """What is taken from the hub, and GGUF files."""
-    wanted, unwanted = (any(fnmatch(name, one) for one in some) for some in ((*WANTED, "*.gguf"), UNWANTED))
+    """Whether a file is one of those downloaded from the hub, or a GGUF file."""
+    wanted, unwanted = (any(fnmatch(name, one) for one in globs) for globs in ((*WANTED, "*.gguf"), UNWANTED))
     return wanted and not unwanted

@@ -1,13 +1,13 @@
 """Training the draft head, and measuring it on stored features. Read trainer.py first: it holds the loop.
 
 before      start.py the head that training starts from       budget.py the steps that fit into train.minutes
-            refusals.py what is bound to fail
-batches     batches.py conversations to batches               feed.py reading them ahead
+            refusals.py checks that fail early
+batches     batches.py conversations to batches               feed.py prefetch
 a step      learner.py, then unroll.py (TTT) and loss.py      optimizer.py the update
 the layer   functions.py autograd functions                   kernels.py compiled versions of them
             attention.py, with attention_{torch,kernels,flex}.py and blocks.py
 weights     weights.py flat buffers, workspace.py scratch     parallel.py several processes
-kept        checkpoint.py                                     curves.py TensorBoard and W&B
+saved       checkpoint.py                                     curves.py TensorBoard and W&B
 measuring   evaluate.py, acceptance.py, serving.py            compare.py two heads, ablation.py many trainings
 """
 

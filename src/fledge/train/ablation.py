@@ -1,11 +1,11 @@
-"""Which choices make a better head from the same data: one training per row, compared pairwise with the first row.
+"""Which choices train a better head on the same data: one training per row, each compared with the first row.
 
-    ablation/250000/recipe/         head/  train/  row.json      the recipe as it is; others are compared with it
+    ablation/250000/recipe/         head/  train/  row.json      the recipe as it is: the baseline
     ablation/250000/random/         ...                          one thing changed
     ablation/1000000/recipe/ ...
 
-All rows of a size see the same conversations, in the same order, and are judged on the same held-out answers. A killed
-table goes on where it stopped, as each training does; a row that is finished is not made again.
+All rows of one size see the same conversations in the same order and are evaluated on the same held-out answers. An
+interrupted ablation resumes where it stopped; finished rows are not repeated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "norms-3.1": {"fc_norm": True, "norm_output": True},
 }
 ROW_NAME = "row.json"
-_OF_A_NEW_HEAD = {"init", "fc_norm", "norm_output"}  # a head to go on from (train.init_head) is what it is
+_OF_A_NEW_HEAD = {"init", "fc_norm", "norm_output"}  # fixed when training continues from train.init_head
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class AblationRow:
     tau: float  # chains of evaluate.depth on the held-out answers
     acceptance: list[float]
     counts: list[list[float]]  # per held-out conversation: tokens emitted, rounds
-    made_from: str  # digest of what must be equal in rows that are compared
+    made_from: str  # digest of the inputs that comparable rows share
 
     def against(self, base: AblationRow) -> TauDifference:
         """This row minus the base, on the same conversations."""
         if self.made_from != base.made_from:
             raise DataError(
-                f"rows {base.name} and {self.name} of {self.size:,} tokens were made from other features or judged "
-                "differently; delete the folder `ablation` and run `fledge ablate` again"
+                f"rows {base.name} and {self.name} of {self.size:,} tokens come from different features or were "
+                "evaluated differently; delete the folder `ablation` and run `fledge ablate` again"
             )
         return tau_difference(self.name, torch.tensor([base.counts, self.counts], dtype=torch.float64))
 
@@ -87,12 +87,12 @@ def rows_for(options: TrainOptions) -> list[str]:
 
 
 def check_rows(options: TrainOptions, names: Sequence[str]) -> None:
-    """Raise a DataError for a name that is no row here."""
+    """Raise a DataError for a name that isn't a row of this ablation."""
     rows = rows_for(options)
     for name in names:
         if name not in rows:
-            going_on = " of a training that goes on from train.init_head" if name in VARIANTS else ""
-            raise DataError(f"no row {name!r}{going_on}; the rows are {', '.join(rows)}")
+            context = " when training continues from train.init_head" if name in VARIANTS else ""
+            raise DataError(f"no row {name!r}{context}; the rows are {', '.join(rows)}")
 
 
 def run_row(
@@ -105,9 +105,9 @@ def run_row(
     output_url: str,
     progress: Progress = silent,
 ) -> AblationRow:
-    """Train and judge one row into a folder, or read what an earlier call left there.
+    """Train and evaluate one row into a folder, or read the result of an earlier call.
 
-    Raises a DataError for a name that is no row here, a FingerprintError if the folder holds a row of another recipe.
+    Raises a DataError for a name that isn't a row, a FingerprintError if the folder holds a row of another recipe.
     """
     check_rows(options, [name])
     changed = TrainOptions.model_validate(
@@ -115,7 +115,7 @@ def run_row(
     )
     store = FeatureStore(features_url)
     train_url, head_url, row_url = (join(output_url, part) for part in ("train", "head", ROW_NAME))
-    made = train(target, features_url, changed, head_url, train_url, progress)
+    summary = train(target, features_url, changed, head_url, train_url, progress)
     made_from = make_fingerprint(
         {
             "features": [shard.sha256 for shard in store.manifest.shards],
@@ -129,18 +129,18 @@ def run_row(
         row = _read(row_url)
         if row.made_from == made_from:
             return row
-    found = heldout_rounds(target, Head.load(head_url), store, evaluation, progress)
-    acceptance = Acceptance.of((r for r, _ in found.rounds), evaluation.depth)
+    heldout = heldout_rounds(target, Head.load(head_url), store, evaluation, progress)
+    acceptance = Acceptance.of((r for r, _ in heldout.rounds), evaluation.depth)
     row = AblationRow(
         size=size,
         name=name,
         changes=dict(VARIANTS[name]),
-        response_tokens=made.supervised_tokens,
-        steps=made.steps,
-        seconds=round(made.seconds, 1),
+        response_tokens=summary.supervised_tokens,
+        steps=summary.steps,
+        seconds=round(summary.seconds, 1),
         tau=acceptance.tau,
         acceptance=acceptance.by_depth,
-        counts=round_counts(found).tolist(),
+        counts=round_counts(heldout).tolist(),
         made_from=made_from,
     )
     write_sealed(row_url, asdict(row))
@@ -148,19 +148,19 @@ def run_row(
 
 
 def finished_rows(folder: str, size: int) -> list[AblationRow]:
-    """The rows of a size that are finished, in the table's order."""
+    """The finished rows of one size, in the table's order."""
     urls = (join(folder, str(size), name, ROW_NAME) for name in VARIANTS)
     return [_read(url) for url in urls if exists(url)]
 
 
 def table(rows: Sequence[AblationRow]) -> list[tuple[str, str, str, str, str]]:
-    """Name, changes, tau, difference to the base with its 95 % interval, seconds; of rows of one size."""
+    """Name, changes, tau, difference from the base with its 95 % interval, seconds; for rows of one size."""
     base = next((row for row in rows if row.name == BASE), None)
     lines = []
     for row in rows:
-        found = row.against(base) if base is not None and row is not base else None
+        gap = row.against(base) if base is not None and row is not base else None
         changes = ", ".join(f"{key}={value}" for key, value in row.changes.items()) or "as it is"
-        gain = f"{found.tau[1] - found.tau[0]:+.3f} ({found.low:+.3f} .. {found.high:+.3f})" if found else ""
+        gain = f"{gap.tau[1] - gap.tau[0]:+.3f} ({gap.low:+.3f} .. {gap.high:+.3f})" if gap else ""
         lines.append((row.name, changes, f"{row.tau:.3f}", gain, f"{row.seconds:,.0f}"))
     return lines
 

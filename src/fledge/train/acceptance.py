@@ -1,6 +1,6 @@
 """Acceptance of chain drafting, from the hits of the unroll.
 
-The unroll drafts from every position at once, as serving would with true tokens before it. So a served answer can be
+The unroll drafts from every position at once, as serving would after the true tokens. So a served answer can be
 replayed exactly: draft, accept the longest prefix of hits, take the bonus token, jump, draft again.
 
     row         0     1     2     3     4     5          row 0 predicts the answer's first token, which the prompt's
@@ -20,18 +20,18 @@ from fledge.train.batches import TrainBatch
 
 @dataclass(frozen=True, slots=True)  # an evaluation keeps tens of thousands
 class DraftRound:
-    """One draft and its verify."""
+    """One draft and its verification."""
 
     sample: int  # the conversation's number in its batch
-    position: int  # committed length when it was drafted
+    position: int  # committed length before drafting
     accepted: int  # drafted tokens accepted
-    emitted: int  # the same and the bonus token, unless the answer ended before it
+    emitted: int  # accepted plus the bonus token, unless the answer ended before it
     missed: bool = False  # the token after the accepted ones isn't in the draft vocabulary
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Tokens per verify, and acceptance by depth, over some rounds."""
+    """Tokens per verify, and acceptance by depth, over a set of rounds."""
 
     tau: float  # emitted tokens per round, bonus token included; 1.0 = speculation useless
     by_depth: list[float]  # share of rounds that accept at least 1, 2, ... drafted tokens
@@ -41,14 +41,14 @@ class Acceptance:
 
     @classmethod
     def of(cls, rounds: Iterable[DraftRound], depth: int) -> Acceptance:
-        """Sum up rounds that drafted `depth` tokens each."""
+        """Aggregate rounds that drafted `depth` tokens each."""
         tally = Tally(depth)
         tally.add(rounds)
         return tally.acceptance()
 
 
 class Tally:
-    """Sums up rounds that drafted `depth` tokens each, without keeping them."""
+    """Aggregates rounds that drafted `depth` tokens each, without storing them."""
 
     def __init__(self, depth: int) -> None:
         self._accepted = [0] * (depth + 1)  # rounds by drafted tokens accepted
@@ -68,18 +68,18 @@ class Tally:
         self._missed += other._missed
 
     def acceptance(self) -> Acceptance:
-        """Their acceptance."""
+        """Acceptance over all rounds added so far."""
         count = sum(self._accepted)
-        some = max(1, count)
-        shares = [sum(self._accepted[d:]) / some for d in range(1, len(self._accepted))]
-        return Acceptance(self._tokens / some, shares, count, self._tokens, self._missed / some)
+        divisor = max(1, count)
+        shares = [sum(self._accepted[d:]) / divisor for d in range(1, len(self._accepted))]
+        return Acceptance(self._tokens / divisor, shares, count, self._tokens, self._missed / divisor)
 
 
 def replay(hits: Tensor, batch: TrainBatch, outside: Tensor | None = None) -> list[DraftRound]:
     """The rounds of a batch's answers.
 
     Args:
-        hits: [steps, S] bool, the row's proposal at a step is the true token.
+        hits: [steps, S] bool, whether the row's proposal at a step is the true token.
         batch: the batch that was unrolled.
         outside: [V] bool, tokens that aren't in the draft vocabulary; None: misses aren't counted.
     """

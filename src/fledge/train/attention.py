@@ -5,7 +5,7 @@
     p = 1, j = 2     x  x                   x       x
 
 Queries are the S supervised rows, step-0 keys all T rows. Conversations of like length form a block, padded to a
-rectangle; a block's scores fit the cache. They are not kept but computed again in the backward pass.
+rectangle; a block's scores fit the cache. They are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fledge.train.workspace import Workspace
 class UnrollAttention(Function):
     """query [S, heads * D], keys and values [T, kv_heads * D], then j own keys and j own values [S, kv_heads * D].
 
-    Queries and keys are rotated by RoPE already. Returns [S, heads * D].
+    Queries and keys already have RoPE applied. Returns [S, heads * D].
     """
 
     @staticmethod
@@ -33,10 +33,10 @@ class UnrollAttention(Function):
     ) -> Tensor:
         output = query.new_empty(query.shape)
         log_sum = torch.empty(query.shape[0], sizes.heads, dtype=torch.float32, device=query.device)
-        given = Inputs(sizes, query, others, workspace)
-        attend = _implementation(given).attend
+        inputs = Inputs(sizes, query, others, workspace)
+        attend = _implementation(inputs).attend
         for block in blocks:
-            attend(block, given, output, log_sum)
+            attend(block, inputs, output, log_sum)
         ctx.save_for_backward(query, output, log_sum, *others)
         ctx.blocks, ctx.sizes, ctx.workspace = blocks, sizes, workspace
         return output
@@ -46,13 +46,13 @@ class UnrollAttention(Function):
         query, output, log_sum, *others = ctx.saved_tensors
         d_query, *d_others = (t.new_empty(t.shape) for t in (query, *others))
         d_output = d_output.contiguous()
-        given = Inputs(ctx.sizes, query, others, ctx.workspace)
-        attend_back = _implementation(given).attend_back
+        inputs = Inputs(ctx.sizes, query, others, ctx.workspace)
+        attend_back = _implementation(inputs).attend_back
         for block in ctx.blocks:
-            attend_back(block, given, output, log_sum, d_output, d_query, d_others)
+            attend_back(block, inputs, output, log_sum, d_output, d_query, d_others)
         return None, None, None, d_query, *d_others
 
 
-def _implementation(given: Inputs) -> Any:
+def _implementation(inputs: Inputs) -> Any:
     """The module whose `attend` and `attend_back` fit these tensors."""
-    return attention_kernels if attention_kernels.usable(given) else attention_torch
+    return attention_kernels if attention_kernels.usable(inputs) else attention_torch

@@ -4,8 +4,8 @@
     own keys       one score each                                                          -> s1 .. sj
     together       one softmax: shares exp(lse0 - lse) of mixed0 and exp(si - lse) of value i, lse = log sum of all
 
-Autograd derives the backward pass, which torch's flex attention has on CUDA only. The tests compare the forward pass
-uncompiled on a CPU, and the backward pass with a dense attention in flex attention's place. Not run on CUDA yet.
+Autograd derives the backward pass, which torch's flex attention has on CUDA only. The tests check the forward pass
+uncompiled on a CPU, and the backward pass with dense attention in place of flex attention. Not run on CUDA yet.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fledge.train.blocks import Sizes
 
 
 def conversation_mask(positions: Tensor, rows: Tensor) -> BlockMask:
-    """The keys of step 0 that each query sees: of its own conversation, up to its own position.
+    """The step-0 keys that each query sees: those of its own conversation, up to its own position.
 
-    positions: [T] within conversations laid end to end; rows: [S] the supervised among them, which ask.
+    positions: [T] within conversations laid end to end; rows: [S] the supervised ones, which are the queries.
     """
     owner = (positions == 0).cumsum(0)
     query_owner, query_position = owner[rows], positions[rows]
@@ -36,18 +36,18 @@ def conversation_mask(positions: Tensor, rows: Tensor) -> BlockMask:
 
 
 def unroll_attention(mask: BlockMask, sizes: Sizes, query: Tensor, *others: Tensor) -> Tensor:
-    """Arguments and result as of `UnrollAttention`; `mask` from `conversation_mask`."""
+    """Arguments and result as for `UnrollAttention`; `mask` from `conversation_mask`."""
     steps = len(others) // 2 - 1
     q = _heads(query, sizes.heads)  # [1, heads, S, D]
     keys, values = (_heads(t, sizes.kv_heads) for t in others[:2])  # [1, kv_heads, T, D]
-    mixed, found = _flex(query.device.type)(
+    mixed, aux = _flex(query.device.type)(
         q, keys, values, block_mask=mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
     )
     if not steps:
         return _rows(mixed)
     own = [_heads(t, sizes.kv_heads).repeat_interleave(sizes.group, dim=1) for t in others[2:]]
     scores = [(q.float() * key.float()).sum(-1) * sizes.head_dim**-0.5 for key in own[:steps]]
-    shares = torch.stack((found.lse.float(), *scores), dim=-1).softmax(-1)  # [1, heads, S, 1 + j]
+    shares = torch.stack((aux.lse.float(), *scores), dim=-1).softmax(-1)  # [1, heads, S, 1 + j]
     total = mixed.float() * shares[..., :1]
     for step, value in enumerate(own[steps:]):
         total = total + shares[..., step + 1, None] * value.float()
@@ -64,5 +64,5 @@ def _rows(x: Tensor) -> Tensor:
 
 @functools.cache
 def _flex(device: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = flex_attention
-    return torch.compile(found, dynamic=True) if device == "cuda" else found
+    attention: Callable[..., Any] = flex_attention
+    return torch.compile(attention, dynamic=True) if device == "cuda" else attention

@@ -1,4 +1,4 @@
-"""The unroll's attention on one block in bf16 on a CPU: matrix products by torch, all else by attention.cpp.
+"""The unroll's attention on one block in bf16 on a CPU: matrix products by torch, the rest by attention.cpp.
 
 Scores and their gradients are float32 products of bf16 factors (see `bf16_products`), as in serving.
 """
@@ -17,22 +17,22 @@ from fledge.train.blocks import Block, Inputs
 from fledge.train.kernels import MAX_HEAD_DIM, MAX_STEPS, FledgeBlock, as_c, call, kernels_for
 
 
-def usable(given: Inputs) -> bool:
+def usable(inputs: Inputs) -> bool:
     """Whether the kernels take these tensors."""
-    tensors = given.query, *given.others
-    fits = given.steps <= MAX_STEPS and given.sizes.head_dim <= MAX_HEAD_DIM
+    tensors = inputs.query, *inputs.others
+    fits = inputs.steps <= MAX_STEPS and inputs.sizes.head_dim <= MAX_HEAD_DIM
     return fits and kernels_for(*tensors) is not None and all(t.stride(1) == 1 for t in tensors)
 
 
-def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None:
+def attend(block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
     """Fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
-    call, sizes = _Call(block, given), given.sizes
-    scaled = call.gather(given.query, block.queries, "query", sizes.group, sizes.head_dim**-0.5)
-    keys = call.gather(given.others[0], block.keys, "keys", 1)
-    values = call.gather(given.others[1], block.keys, "values", 1)
+    call, sizes = _Call(block, inputs), inputs.sizes
+    scaled = call.gather(inputs.query, block.queries, "query", sizes.group, sizes.head_dim**-0.5)
+    keys = call.gather(inputs.others[0], block.keys, "keys", 1)
+    values = call.gather(inputs.others[1], block.keys, "values", 1)
     scores = call.products("scores", scaled.high, keys.high)
     weights = call.take("weights", scores.shape, torch.bfloat16)
-    own = call.take("own_weights", (*scaled.high.shape[:-1], max(1, given.steps)), torch.float32)
+    own = call.take("own_weights", (*scaled.high.shape[:-1], max(1, inputs.steps)), torch.float32)
     call.run("fledge_attend", scaled.high, scores, weights, own, log_sum)
     mixed = call.take("mixed", scaled.low.shape, torch.bfloat16)
     torch.bmm(weights, values.low, out=mixed)
@@ -41,7 +41,7 @@ def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None
 
 def attend_back(
     block: Block,
-    given: Inputs,
+    inputs: Inputs,
     output: Tensor,
     log_sum: Tensor,
     d_output: Tensor,
@@ -49,18 +49,18 @@ def attend_back(
     d_others: Sequence[Tensor],
 ) -> None:
     """Fill the block's rows of all gradients."""
-    call, sizes = _Call(block, given), given.sizes
+    call, sizes = _Call(block, inputs), inputs.sizes
     scale = sizes.head_dim**-0.5
-    scaled = call.gather(given.query, block.queries, "query", sizes.group, scale)
+    scaled = call.gather(inputs.query, block.queries, "query", sizes.group, scale)
     slope = call.gather(d_output, block.queries, "slope", sizes.group)
-    keys = call.gather(given.others[0], block.keys, "keys", 1)
-    values = call.gather(given.others[1], block.keys, "values", 1)
+    keys = call.gather(inputs.others[0], block.keys, "keys", 1)
+    values = call.gather(inputs.others[1], block.keys, "values", 1)
     scores = call.products("scores", scaled.high, keys.high)
     d_weights = call.products("d_weights", slope.high, values.high)
     weights = call.take("weights", scores.shape, torch.bfloat16)
     d_scores = call.take("d_scores", scores.shape, torch.bfloat16)
     from_own = call.take("from_own", scaled.high.shape, torch.float32)
-    d_own_keys, d_own_values = d_others[2 : 2 + given.steps], d_others[2 + given.steps :]
+    d_own_keys, d_own_values = d_others[2 : 2 + inputs.steps], d_others[2 + inputs.steps :]
     d_own = [(c_void_p * MAX_STEPS)(*(t.data_ptr() for t in part)) for part in (d_own_keys, d_own_values)]
     tensors = (scaled.high, slope.high, output, log_sum, scores, d_weights, weights, d_scores, from_own)
     call.run("fledge_attend_back", *tensors, *d_own)
@@ -84,13 +84,13 @@ class _Gathered(NamedTuple):
 class _Call:
     """One block's arguments. Memory is laid out as [b, kv_heads, Q, group, D], seen as [b * kv_heads, Q * group, D]."""
 
-    def __init__(self, block: Block, given: Inputs) -> None:
-        sizes, others, steps = given.sizes, given.others, given.steps
+    def __init__(self, block: Block, inputs: Inputs) -> None:
+        sizes, others, steps = inputs.sizes, inputs.others, inputs.steps
         kernels = kernels_for(*others)
         if kernels is None:
-            raise RuntimeError("attention kernels were called for tensors they don't take; see `usable`")
+            raise RuntimeError("attention kernels were called with unsupported tensors; check `usable` first")
         self._kernels = kernels
-        self._sizes, self._workspace = sizes, given.workspace
+        self._sizes, self._workspace = sizes, inputs.workspace
         own_keys, own_values = others[2 : 2 + steps], others[2 + steps :]
         self._held = (block.queries.contiguous(), block.seen.contiguous())
         rows, seen = self._held
@@ -135,7 +135,7 @@ class _Call:
 
 
 def _stride(tensors: Sequence[Tensor]) -> int:
-    """The row stride of own keys or values, which all come out of the same projection."""
+    """The row stride shared by own keys or own values; all come from the same projection."""
     strides = {t.stride(0) for t in tensors}
     if len(strides) > 1:
         raise RuntimeError(f"own keys of different layouts {sorted(strides)}; use the torch attention")

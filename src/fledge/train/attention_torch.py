@@ -1,6 +1,6 @@
-"""The unroll's attention on one block in plain torch: what it is, for any type and device.
+"""The unroll's attention on one block in plain torch: the reference, for any dtype and device.
 
-Heads that share a KV head are neighbours: [b, kv_heads, Q, group, D].
+Heads that share a KV head are adjacent: [b, kv_heads, Q, group, D].
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 from fledge.train.blocks import Block, Inputs, Sizes
 
 
-def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None:
+def attend(block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
     """Fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
-    floats = _Floats.of(block, given)
+    floats = _Floats.of(block, inputs)
     scores = floats.scores()  # [b, kv, Q, g, L + j]
     weights = scores.softmax(-1)
     mixed = torch.einsum("bkqgl,blkd->bkqgd", weights[..., : block.keys.shape[1]], floats.values)
@@ -29,7 +29,7 @@ def attend(block: Block, given: Inputs, output: Tensor, log_sum: Tensor) -> None
 
 def attend_back(
     block: Block,
-    given: Inputs,
+    inputs: Inputs,
     output: Tensor,
     log_sum: Tensor,
     d_output: Tensor,
@@ -37,7 +37,7 @@ def attend_back(
     d_others: Sequence[Tensor],
 ) -> None:
     """Fill the block's rows of all gradients."""
-    floats, count, sizes, query = _Floats.of(block, given), block.keys.shape[1], given.sizes, given.query
+    floats, count, sizes, query = _Floats.of(block, inputs), block.keys.shape[1], inputs.sizes, inputs.query
     real = (block.seen > 0)[:, None, :, None, None]
     slope = _to_block(block, sizes, d_output, sizes.group) * real
     along = (slope * _to_block(block, sizes, output, sizes.group)).sum(-1, keepdim=True)
@@ -58,7 +58,7 @@ def attend_back(
         d_own_key = (d_score * floats.query).sum(3, keepdim=True)
         d_own_value = (weight * slope).sum(3, keepdim=True)
         d_others[2 + step][rows] = _from_block(block, d_own_key).to(query.dtype)
-        d_others[2 + given.steps + step][rows] = _from_block(block, d_own_value).to(query.dtype)
+        d_others[2 + inputs.steps + step][rows] = _from_block(block, d_own_value).to(query.dtype)
     d_query[rows] = _from_block(block, to_query * scale).to(query.dtype)
 
 
@@ -70,15 +70,15 @@ class _Floats(NamedTuple):
     values: Tensor
     own_keys: list[Tensor]  # [b, kv, Q, 1, D] each
     own_values: list[Tensor]
-    hidden: Tensor  # [b, 1, Q, 1, L] bool, keys that are not seen
+    hidden: Tensor  # [b, 1, Q, 1, L] bool, masked keys
 
     @classmethod
-    def of(cls, block: Block, given: Inputs) -> _Floats:
-        sizes, query, others, steps = given.sizes, given.query, given.others, given.steps
+    def of(cls, block: Block, inputs: Inputs) -> _Floats:
+        sizes, query, others, steps = inputs.sizes, inputs.query, inputs.others, inputs.steps
         keys, values = (t[block.keys].float().unflatten(2, (sizes.kv_heads, -1)) for t in others[:2])
         own = [_to_block(block, sizes, t, 1) for t in others[2:]]
         index = torch.arange(block.keys.shape[1], device=query.device)
-        # A padded query sees one key, so that its softmax stays finite; nothing of it is used.
+        # A padded query sees one key, so that its softmax stays finite; its output is unused.
         seen = block.seen.clamp_min(1)[:, None, :, None, None]
         scaled = _to_block(block, sizes, query, sizes.group) * sizes.head_dim**-0.5
         return cls(scaled, keys, values, own[:steps], own[steps:], index >= seen)
@@ -91,11 +91,11 @@ class _Floats(NamedTuple):
 
 
 def _to_block(block: Block, sizes: Sizes, x: Tensor, group: int) -> Tensor:
-    """Rows among the S [S, kv * group * D] -> [b, kv, Q, group, D] float32; D is 1 for a number per head."""
+    """Rows of x [S, kv * group * D] -> [b, kv, Q, group, D] float32; D is 1 for one value per head."""
     picked = x[block.queries].float().unflatten(2, (sizes.kv_heads, group, -1))
     return picked.permute(0, 2, 1, 3, 4)
 
 
 def _from_block(block: Block, x: Tensor) -> Tensor:
-    """[b, kv, Q, g, D] -> the rows that are no padding, [n, kv * g * D]."""
+    """[b, kv, Q, g, D] -> the rows that aren't padding, [n, kv * g * D]."""
     return x.permute(0, 2, 1, 3, 4).flatten(0, 1).flatten(1)[block.real_queries]

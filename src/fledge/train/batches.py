@@ -1,6 +1,6 @@
-"""Batches of the trainer: conversations laid end to end, what is supervised in them, and their order.
+"""The trainer's batches: conversations laid end to end, which positions are supervised, and the order.
 
-Of a conversation of n tokens the positions p = 0 .. n-2 are fed (embed(x[p+1]) and g[p]) and predict x[p+2].
+In a conversation of n tokens, positions p = 0 .. n-2 are fed (embed(x[p+1]) and g[p]) and predict x[p+2].
 
     p                 0   1   2   3   4   5            x[3] .. x[6] generated, x[3] the answer's first token
     token fed         x1  x2  x3  x4  x5  x6
@@ -27,13 +27,13 @@ from fledge.train.blocks import Block, make_blocks
 
 T = TypeVar("T")
 _tokens = attrgetter("tokens")
-_SHARD_WINDOW = 16  # shards shuffled together; a remote store keeps reading neighbours
-_SORT_BATCHES = 16  # batches' worth of conversations that are sorted by length together
+_SHARD_WINDOW = 16  # shards shuffled together; keeps reads from a remote store local
+_SORT_BATCHES = 16  # batches of conversations sorted by length together
 
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """T fed positions of several conversations; S of them supervised, the rows."""
+    """T fed positions of several conversations; S of them, the rows, are supervised."""
 
     token_ids: Tensor  # [T] int64, x[p+1]
     positions: Tensor  # [T] int64, p
@@ -42,13 +42,13 @@ class TrainBatch:
     teacher_hidden: Tensor  # [S, Ht], the lm_head's input at p+1
     labels: Tensor  # [S] int64, x[p+2]
     argmax: Tensor  # [S] int64, the target's most probable x[p+2]
-    rows_left: Tensor  # [S] int64, rows left in this answer, this one included
-    answers: list[tuple[int, int]]  # of each answer its first row, and the number of its conversation
+    rows_left: Tensor  # [S] int64, rows left in this answer, including this one
+    answers: list[tuple[int, int]]  # per answer: its first row, its conversation's index
     blocks: list[Block]
     tokens: int  # of the conversations
 
     def valid(self, step: int) -> Tensor:
-        """Rows whose whole drafted path up to this step was generated, [S - step] bool; none from step S on."""
+        """Rows whose whole drafted path up to this step was generated, [S - step] bool; empty from step S on."""
         return self.rows_left[: max(0, len(self.rows_left) - step)] > step
 
     def to(self, device: torch.device) -> TrainBatch:
@@ -93,12 +93,12 @@ def _moved(value: T, device: torch.device) -> T:
 
 
 def is_trainable(info: SampleInfo) -> bool:
-    """A conversation of three tokens or more that supervises some position."""
+    """Whether a conversation has at least three tokens and a supervised position."""
     return conversations.is_trainable(info.tokens, info.supervised)
 
 
 def _rows_left(positions: Tensor) -> Tensor:
-    """For supervised positions [n] of one conversation: how many follow each other from here on, [n] int64."""
+    """For supervised positions [n] of one conversation: the length of the consecutive run from each, [n] int64."""
     last = torch.cat((positions.diff() != 1, torch.ones(1, dtype=torch.bool)))
     ends = last.nonzero().flatten()
     index = torch.arange(len(positions))
@@ -106,16 +106,16 @@ def _rows_left(positions: Tensor) -> Tensor:
 
 
 def random_subset(infos: Sequence[SampleInfo], response_tokens: int | None, seed: int) -> list[SampleInfo]:
-    """Random conversations that together have at most so many response tokens, in stored order; None: all."""
+    """A random subset with at most `response_tokens` response tokens, in stored order; None: all."""
     if response_tokens is None:
         return list(infos)
-    left, kept = response_tokens, set()
+    budget, chosen = response_tokens, set()
     for i in torch.randperm(len(infos), generator=torch.Generator().manual_seed(seed)).tolist():
-        left -= infos[i].supervised
-        if left < 0:
+        budget -= infos[i].supervised
+        if budget < 0:
             break
-        kept.add(i)
-    return [info for i, info in enumerate(infos) if i in kept]
+        chosen.add(i)
+    return [info for i, info in enumerate(infos) if i in chosen]
 
 
 def epoch_batches(
@@ -123,7 +123,7 @@ def epoch_batches(
 ) -> list[list[SampleInfo]]:
     """The batches of one epoch, in order; the same for the same arguments.
 
-    Conversations are shuffled, then sorted by length a few batches at a time, so that a batch holds like lengths.
+    Conversations are shuffled, then sorted by length a few batches at a time, so that a batch holds similar lengths.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     usable = [info for info in infos if is_trainable(info)]
@@ -134,22 +134,22 @@ def epoch_batches(
         window = set(shards[first : first + _SHARD_WINDOW])
         members = [info for info in usable if info.shard in window]
         members = [members[i] for i in torch.randperm(len(members), generator=generator).tolist()]
-        found: list[list[SampleInfo]] = []
+        groups: list[list[SampleInfo]] = []
         for stretch in by_tokens(members, batch_tokens * _SORT_BATCHES, _tokens):
-            found += by_tokens(sorted(stretch, key=_tokens), batch_tokens, _tokens)
-        batches += [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+            groups += by_tokens(sorted(stretch, key=_tokens), batch_tokens, _tokens)
+        batches += [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
     return batches
 
 
 def even_subset(infos: Sequence[SampleInfo], max_tokens: int) -> list[SampleInfo]:
-    """Evenly spaced conversations that together hold about `max_tokens` at most."""
+    """Evenly spaced conversations with about `max_tokens` in total at most."""
     total = sum(info.tokens for info in infos)
     keep = len(infos) if total <= max_tokens else int(len(infos) * max_tokens / total)
     return [infos[i * len(infos) // keep] for i in range(keep)]
 
 
 def heldout_batches(store: FeatureStore, batch_tokens: int, max_tokens: int) -> list[list[SampleInfo]]:
-    """Held-out conversations up to `max_tokens` (one at least), evenly picked, as batches of like lengths."""
+    """Evenly spaced held-out conversations up to `max_tokens` (at least one), in batches of similar length."""
     usable = [info for info in store.split("heldout") if is_trainable(info)]
     picked = even_subset(usable, max_tokens) or usable[:1]
     return list(by_tokens(sorted(picked, key=_tokens), batch_tokens, _tokens))

@@ -1,4 +1,4 @@
-"""Blocks of the unroll's attention: conversations of like length side by side, padded to a rectangle."""
+"""Blocks of the unroll's attention: conversations of similar length side by side, padded to a rectangle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fledge.train.workspace import Workspace
 
-_BLOCK_SCORES = 1 << 18  # query rows * keys of a block, per head: what fits the cache
+_BLOCK_SCORES = 1 << 18  # query rows * keys of a block, per head: fits the cache
 
 
 class Sizes(NamedTuple):
@@ -34,12 +34,12 @@ class Block:
     queries: Tensor  # [b, Q] rows among the S; padding repeats the last one
     keys: Tensor  # [b, L] rows among the T; padding repeats the last one
     seen: Tensor  # [b, Q] int32, keys a query sees; 0 for padding
-    real_queries: Tensor  # [n] places in the flat [b * Q] that are no padding
-    real_keys: Tensor  # [n] places in the flat [b * L]
+    real_queries: Tensor  # [n] indices into the flat [b * Q] that aren't padding
+    real_keys: Tensor  # [n] indices into the flat [b * L]
 
 
 class Inputs(NamedTuple):
-    """What the unroll's attention reads, of all blocks."""
+    """Inputs of the unroll's attention, for all blocks."""
 
     sizes: Sizes
     query: Tensor  # [S, heads * D]

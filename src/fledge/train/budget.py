@@ -1,10 +1,10 @@
-"""How many steps fit into `train.minutes`: a few steps are timed, undone, and the number is fixed for the run.
+"""How many steps fit into `train.minutes`: a few steps are timed and undone, then the number is fixed for the run.
 
-    calibration          training: n steps, each measured batch and each measurement of tau counted
+    calibration          training: n steps, evaluations of tau included
     |-- timed steps --|-- step 1 ... n, the learning rate falling to its last value at n ------------|  minutes
 
-Once made, the decision is part of the run's state: it is in every checkpoint, so a resumed run ends where the first
-attempt would have ended, whatever the machine does meanwhile.
+The decision is part of the run's state and saved in every checkpoint, so a resumed run ends where the first attempt
+would have ended, whatever the machine's speed by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def seconds_per_token(
 ) -> float:
     """Time `step` on batches spread evenly over the schedule, for a small share of `budget` seconds.
 
-    `agreed` is asked before stopping: processes that step together stop together.
+    `agreed` is called before stopping, so that processes that step together stop together.
     """
     count = min(len(schedule), _WARM + _MOST)
     picked = [schedule[i * len(schedule) // count] for i in range(count)]
@@ -53,7 +53,7 @@ def steps_within(
 ) -> int:
     """How many steps of the schedule fit into `budget` seconds, at least one.
 
-    A measurement of tau takes `measure_seconds`; there is one every `measure_every` steps and one at the end.
+    Measuring tau takes `measure_seconds`; it happens every `measure_every` steps and once at the end.
     """
     spent = measure_seconds  # the one at the end
     for number, batch in enumerate(schedule, 1):

@@ -1,4 +1,4 @@
-"""The trainer's checkpoint: one file, written atomically, from which training goes on bit for bit."""
+"""The trainer's checkpoint: one atomically written file from which training resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKPOINT_NAME, METRICS_NAME = "checkpoint.safetensors", "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where training stands. The order of data follows from seed and step, so no random state is kept."""
+    """The training state. The data order follows from seed and step, so no random state is saved."""
 
     step: int  # updates done
     total: int  # updates of the whole run, as decided at its start
@@ -29,11 +29,11 @@ class Checkpoint:
     tensors: dict[str, Tensor]  # of the optimiser, masters included
 
     def save(self, url: str) -> None:
-        """Write the metrics, then the checkpoint: nobody would write those of the last step after it."""
+        """Write the metrics, then the checkpoint, so that a finished run never lacks its last metrics."""
         self.write_metrics(url)
-        known = {"step": self.step, "total": self.total, "seconds": self.seconds, "metrics": self.metrics}
-        facts = json.dumps(known)
-        metadata = {"fledge": facts, "sha256": _checksum(facts, self.tensors)}
+        facts = {"step": self.step, "total": self.total, "seconds": self.seconds, "metrics": self.metrics}
+        header = json.dumps(facts)
+        metadata = {"fledge": header, "sha256": _checksum(header, self.tensors)}
         data = safetensors.torch.save(self.tensors, metadata=metadata)
         write_atomic(join(url, CHECKPOINT_NAME), data)
 

@@ -1,8 +1,8 @@
-"""Two heads on the same held-out conversations: the difference in tau, and how sure it is.
+"""Two heads on the same held-out conversations: the difference in tau and its confidence interval.
 
-Both draft from the same stored features, so the comparison is paired: conversations are drawn again and again with
-replacement (bootstrap), and the interval holds the middle 95 % of the differences. From few conversations that is too
-narrow, as a normal distribution is beside Student's, so it is widened by as much (Hesterberg 2015, arXiv 1411.5279).
+Both draft from the same stored features, so the comparison is paired: conversations are resampled with replacement
+(bootstrap), and the interval holds the middle 95 % of the differences. With few conversations that is too narrow, so it
+is widened by the ratio of Student's t to the normal distribution (Hesterberg 2015, arXiv 1411.5279).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fledge.train.evaluate import HeldoutRounds, heldout_rounds
 from fledge.train.options import EvaluateOptions
 
 _RESAMPLES = 2000
-_FEWEST = 5  # conversations; fewer may all speak for the same head by chance
+_FEWEST = 5  # conversations; fewer may all favour the same head by chance
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class TauDifference:
     name: str  # a category, or "all"
     conversations: int
     tau: tuple[float, float]
-    low: float  # of tau[1] - tau[0], 95 % interval; without bounds if there are too few conversations
+    low: float  # of tau[1] - tau[0], 95 % interval; unbounded with too few conversations
     high: float
 
     @property
     def certain(self) -> bool:
-        """Whether the interval leaves no doubt which head is better."""
+        """Whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
@@ -48,7 +48,7 @@ def compare_heads(
     options: EvaluateOptions,
     progress: Progress = silent,
 ) -> list[TauDifference]:
-    """The second head against the first: over all held-out conversations, then by category."""
+    """The second head minus the first: over all held-out conversations, then by category."""
     store = FeatureStore(features_url)
     measured = [heldout_rounds(target, head, store, options, progress) for head in heads]
     infos = measured[0].conversations
@@ -70,7 +70,7 @@ def round_counts(measured: HeldoutRounds) -> Tensor:
 
 
 def tau_difference(name: str, counts: Tensor) -> TauDifference:
-    """The second head's tau against the first's, from their `round_counts` [2, n, 2] of the same n conversations."""
+    """The second head's tau minus the first's, from their `round_counts` [2, n, 2] on the same n conversations."""
     n = counts.shape[1]
     first, second = (float(part[:, 0].sum() / part[:, 1].sum().clamp(min=1)) for part in counts)
     if n < _FEWEST:
@@ -85,7 +85,7 @@ def tau_difference(name: str, counts: Tensor) -> TauDifference:
 
 
 def _widening(n: int) -> float:
-    """How much longer Student's 95 % interval of n values is than the normal one with their plain deviation."""
+    """Ratio of Student's 95 % interval for n values to the normal one with their uncorrected deviation."""
     z, free = 1.96, n - 1
     student = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
     return student / z * math.sqrt(n / free)

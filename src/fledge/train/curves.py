@@ -1,7 +1,7 @@
 """The training curves as TensorBoard events: `tensorboard --logdir RUN/train`.
 
-The file is written anew from all rows of metrics each time, so a resumed run leaves one curve without repetitions, and
-it appears whole or not at all on any file system. With `train.wandb_project` the same rows go to Weights & Biases.
+The file is rewritten from all metrics each time, so a resumed run leaves one curve without repeated points, and
+the write is atomic on any file system. With `train.wandb_project` the same rows go to Weights & Biases.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tracker:
     """The recipe's Weights & Biases project; does nothing without one."""
 
     def __init__(self, options: TrainOptions, train_url: str, *, leads: bool) -> None:
-        """The run's id follows from the folder, so a resumed training goes on with its own curves.
+        """The run's id is derived from the folder, so a resumed training continues the same curves.
 
         Raises a RecipeError if a project is named and the package isn't installed.
         """
@@ -68,7 +68,7 @@ class Tracker:
             self._run.log(dict(_scalars(row)), step=row["step"])
 
     def close(self) -> None:
-        """Say that training has ended; what was interrupted stays open, and goes on later."""
+        """Mark the run as finished; an interrupted one stays open and continues later."""
         if self._run is not None:
             self._run.finish()
 

@@ -1,7 +1,7 @@
 """The `evaluate` stage: how many tokens a verify would emit on the held-out conversations.
 
-Chains are measured on all of them at once, from the unroll's hits; what serving would get from given tree shapes, on
-greedy answers with the engine's own drafting (see serving.py).
+Chains are measured on all of them at once, from the unroll's hits. What serving would reach with given tree shapes is
+measured on greedy answers with the engine's own drafting (serving.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fledge.train.serving import ServingReplay
 from fledge.train.start import BOTH_SIDES
 
 EVALUATION_NAME = "evaluation.json"
-_SHORTEST = 128  # committed lengths up to here go together
+_SHORTEST = 128  # committed lengths up to here share a group
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Acceptance on held-out conversations: of all, and by group."""
+    """Acceptance on held-out conversations: overall and by group."""
 
     depth: int  # tokens drafted in a row
     conversations: int
@@ -56,14 +56,14 @@ def evaluate(
     """Measure a head and write evaluation.json (not if `output_url` is None)."""
     head = head.fitted_to(target)
     store = FeatureStore(features_url)
-    conversations, found = heldout_rounds(target, head, store, options, progress)
+    conversations, rounds = heldout_rounds(target, head, store, options, progress)
     result = Evaluation(
         depth=options.depth,
         conversations=len(conversations),
-        overall=Acceptance.of((r for r, _ in found), options.depth),
-        by_category=_grouped(found, options.depth, lambda r, info: info.category),
-        by_temperature=_grouped(found, options.depth, lambda r, info: f"{info.temperature:g}"),
-        by_context=_grouped(found, options.depth, lambda r, info: context_bound(r.position)),
+        overall=Acceptance.of((r for r, _ in rounds), options.depth),
+        by_category=_grouped(rounds, options.depth, lambda r, info: info.category),
+        by_temperature=_grouped(rounds, options.depth, lambda r, info: f"{info.temperature:g}"),
+        by_context=_grouped(rounds, options.depth, lambda r, info: context_bound(r.position)),
         serving=predict_serving(target, head, store, options, progress),
     )
     if output_url is not None:
@@ -86,18 +86,18 @@ def heldout_rounds(
     if not batches:
         raise no_heldout(store.url)
     learner = Learner(head.fitted_to(target), target.ends, compute_dtype(target), target.device)
-    found = HeldoutRounds([info for batch in batches for info in batch], [])
-    total, done, tally = sum(info.tokens for info in found.conversations), 0, Tally(options.depth)
+    heldout = HeldoutRounds([info for batch in batches for info in batch], [])
+    total, done, tally = sum(info.tokens for info in heldout.conversations), 0, Tally(options.depth)
     for infos, rounds in measured_batches(learner, store, batches, options.depth):
-        found.rounds.extend((r, infos[r.sample]) for r in rounds)
+        heldout.rounds.extend((r, infos[r.sample]) for r in rounds)
         tally.add(rounds)
         done += sum(info.tokens for info in infos)
         progress(done, total, f"tau {tally.acceptance().tau:.2f}")
-    return found
+    return heldout
 
 
 def no_heldout(url: str) -> DataError:
-    """An error for conversations of which none that can be used is held out."""
+    """The error for a store without usable held-out conversations."""
     return DataError(f"no held-out conversations in {url}, which evaluating needs; {BOTH_SIDES}")
 
 
@@ -106,16 +106,16 @@ def predict_serving(
 ) -> dict[str, Acceptance]:
     """What the engine would accept with each of `options.shapes`, by "depth,topk,nodes"."""
     samples = [store.read(info) for info in greedy_heldout(store, options.shape_tokens)]
-    found = {}
+    acceptances = {}
     for shape in (TreeShape(*shape) for shape in options.shapes if samples):
         if shape.topk <= head.config.draft_vocab_size:
             rounds = ServingReplay(target, head, shape).rounds(samples, progress)
-            found[f"{shape.depth},{shape.topk},{shape.nodes}"] = Acceptance.of(rounds, shape.depth)
-    return found
+            acceptances[f"{shape.depth},{shape.topk},{shape.nodes}"] = Acceptance.of(rounds, shape.depth)
+    return acceptances
 
 
 def greedy_heldout(store: FeatureStore, max_tokens: int) -> list[SampleInfo]:
-    """Held-out conversations answered greedily, evenly picked, up to `max_tokens`."""
+    """Evenly spaced held-out conversations that were answered greedily, up to `max_tokens`."""
     usable = [i for i in store.split("heldout") if is_trainable(i) and i.temperature == 0.0]
     return even_subset(usable, max_tokens)
 
@@ -123,7 +123,7 @@ def greedy_heldout(store: FeatureStore, max_tokens: int) -> list[SampleInfo]:
 def measured_batches(
     learner: Learner, store: FeatureSource, batches: list[list[SampleInfo]], depth: int
 ) -> Iterator[tuple[list[SampleInfo], list[DraftRound]]]:
-    """The conversations of each batch, and the rounds of their answers."""
+    """The conversations of each batch and the rounds of their answers."""
     outside = ~learner.head.vocabulary.t2d
     for infos in batches:
         batch = read_batch(store, infos, learner.dtype, learner.device)
@@ -132,26 +132,26 @@ def measured_batches(
 
 
 def compute_dtype(target: Target) -> torch.dtype:
-    """float32 only for a float32 target."""
+    """float32 for a float32 target, else bfloat16."""
     return torch.float32 if target.dtype == torch.float32 else torch.bfloat16
 
 
 def _grouped(
-    found: Iterable[tuple[DraftRound, SampleInfo]], depth: int, key: Callable[[DraftRound, SampleInfo], Any]
+    rounds: Iterable[tuple[DraftRound, SampleInfo]], depth: int, key: Callable[[DraftRound, SampleInfo], Any]
 ) -> dict[str, Acceptance]:
     groups: dict[str, list[DraftRound]] = {}
-    for r, info in found:
+    for r, info in rounds:
         groups.setdefault(key(r, info), []).append(r)
     return {name: Acceptance.of(groups[name], depth) for name in sorted(groups, key=by_number)}
 
 
 def context_bound(position: int) -> str:
-    """The next power of two."""
+    """The next power of two, at least 128."""
     return str(max(_SHORTEST, 1 << (position - 1).bit_length()))
 
 
 def by_number(name: str) -> tuple[float, str]:
-    """Numbers by their value, then words."""
+    """Sort key: numbers by value, then words."""
     try:
         return float(name), ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""Batches in the order of the schedule, read ahead by threads while the step before is computed.
+"""Batches in schedule order, read ahead by a thread while the previous step is computed.
 
 schedule   b0  b1  b2  b3  b4 ...        at most `ahead` batches wait, so memory is bounded however large the
 read       [b0  b1  b2]                  store or however slow the step
@@ -25,21 +25,21 @@ U = TypeVar("U")
 
 
 class FeatureSource(Protocol):
-    """Where training gets its conversations from: a store, or a target at work."""
+    """Where training gets its conversations: a feature store, or a target that computes them online."""
 
     url: str
-    ahead: int  # batches it is worth reading ahead
+    ahead: int  # batches worth reading ahead
 
     def split(self, name: str) -> list[SampleInfo]:
         """The conversations of "train" or "heldout"."""
         ...
 
     def tokens(self, info: SampleInfo) -> tuple[Tensor, Tensor]:
-        """Token ids and loss mask of one."""
+        """Token ids and loss mask of a conversation."""
         ...
 
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
-        """Several with their hidden states."""
+        """Several conversations with their hidden states."""
         ...
 
 
@@ -47,16 +47,16 @@ class FeatureSource(Protocol):
 class Noise:
     """Uniform noise on the features of one step, as EAGLE (arXiv 2401.15077, sec. 4) adds it against overfitting.
 
-    Only what is fed is changed; the target's distribution that is learnt stays as it was. Noise follows from seed, step
-    and conversation, so it is the same after a resume and in any number of processes.
+    Only the head's input is changed, not the target's distribution. The noise follows from seed, step and conversation,
+    so it is the same after a resume and for any number of processes.
     """
 
-    size: float  # its largest value, relative to the mean magnitude of each hidden state
+    size: float  # largest value, relative to each hidden state's mean magnitude
     seed: int
     step: int
 
     def added_to(self, sample: FeatureSample) -> FeatureSample:
-        """The sample with other features [n, 3 * Ht]; the three hidden states of a token have their own magnitude."""
+        """The sample with noisy features [n, 3 * Ht]; the noise of each hidden state follows its own magnitude."""
         number = zlib.crc32(f"{self.seed} {self.step} {sample.conversation_id}".encode())
         generator = torch.Generator().manual_seed(number)
         width = sample.hidden.shape[1]
@@ -74,7 +74,7 @@ def read_batch(
     device: torch.device,
     noise: Noise | None = None,
 ) -> TrainBatch | None:
-    """Read the conversations and lay them end to end; None if there are none."""
+    """Read the conversations and lay them end to end; None for an empty list."""
     if not infos:
         return None
     samples = source.read_many(infos)
@@ -84,7 +84,7 @@ def read_batch(
 
 
 def read_ahead(items: Sequence[T], read: Callable[[T], U], ahead: int) -> Iterator[U]:
-    """`read` of every item in order, up to `ahead` of them in a thread before they are asked for."""
+    """`read` of every item in order, with up to `ahead` of them read in advance by a thread."""
     if ahead < 1:
         yield from map(read, items)
         return

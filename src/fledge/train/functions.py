@@ -1,7 +1,7 @@
 """The head's building blocks: autograd functions with hand-written backward passes.
 
-No large float32 tensor is recorded, and weights' gradients are added in place. RMSNorm, SwiGLU and RoPE stand here in
-short torch versions that define them. On bf16 on a CPU a compiled kernel does the same in one pass over memory.
+No large float32 tensor is recorded, and weight gradients are accumulated in place. RMSNorm, SwiGLU and RoPE are
+defined here in short torch versions; for bf16 on a CPU a compiled kernel does the same in one pass over memory.
 tests/train/test_functions.py compares every function with plain autograd, test_kernels.py the kernels with torch.
 """
 
@@ -20,7 +20,7 @@ from fledge.train.workspace import Workspace
 
 
 class Linear(Function):
-    """y = x W (+ add), for x [R, in]. `anchor` only makes autograd record it when x needs no gradient."""
+    """y = x W (+ add), for x [R, in]. `anchor` makes autograd record it even if x needs no gradient."""
 
     @staticmethod
     def forward(
@@ -86,7 +86,7 @@ class Rope(Function):
 
 
 class TakeRows(Function):
-    """x[rows] for rows that differ from each other."""
+    """x[rows] for distinct rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class TakeRows(Function):
 
 
 class AddShifted(Function):
-    """y[r] = x[r] + shifted[r + by]; x is overwritten. The last `by` rows of y stay as x, they are never used."""
+    """y[r] = x[r] + shifted[r + by]; x is overwritten. The last `by` rows of y equal x and are never used."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shifted: Tensor, by: int) -> Tensor:
@@ -144,7 +144,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Normed:
 def rms_norm_back(
     x: Tensor, gain: Tensor, scale: Tensor, dy: Tensor, d_gain: Tensor, *, wants_dx: bool
 ) -> Tensor | None:
-    """Gradient of x if it is wanted; the gain's is added to d_gain [H] float32."""
+    """Gradient of x if requested; the gain's is added to d_gain [H] float32."""
     rows, width = x.shape
     if kernels := kernels_for(x, gain, dy):
         x, dy = x.contiguous(), dy.contiguous()

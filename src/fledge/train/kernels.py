@@ -20,7 +20,7 @@ from fledge.native.build import compile_library, find_compiler, native_setting
 
 logger = logging.getLogger("fledge")
 
-# What -ffast-math allows, without the code it adds to libraries, which would change the process' rounding mode.
+# -ffast-math without the start-up code it links into libraries, which would change the process' rounding mode.
 _FLAGS = (
     "-std=c++17",
     "-O3",
@@ -41,7 +41,7 @@ MAX_STEPS, MAX_HEAD_DIM = 16, 256
 
 
 class FledgeBlock(Structure):
-    """One block of the unroll's attention. attention.cpp."""
+    """One block of the unroll's attention; mirrors attention.cpp."""
 
     _fields_ = [
         ("rows", c_void_p),
@@ -61,7 +61,7 @@ def kernels_for(*tensors: Tensor | None) -> ctypes.CDLL | None:
 
 
 def call(kernel: Callable[..., object], *arguments: Tensor | float | None) -> None:
-    """Call a kernel with these arguments and, as its last one, torch's number of threads.
+    """Call a kernel with these arguments, followed by torch's thread count.
 
     Tensors must be contiguous unless the kernel takes their strides.
     """

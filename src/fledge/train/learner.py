@@ -25,15 +25,15 @@ ALONE = Team()
 class BatchMeasures:
     """Loss, overlap and accuracy of one batch, by TTT step."""
 
-    loss: float  # weighted over the steps, as it is minimised
-    losses: list[float]  # of each step
-    overlap: list[float]  # of each step, acceptance at temperature 1 within the draft vocabulary
-    # Of each step, share of valid rows whose proposal is the conversation's own token, misses counted
+    loss: float  # weighted over the steps, as minimised
+    losses: list[float]  # per step
+    overlap: list[float]  # per step, acceptance at temperature 1 within the draft vocabulary
+    # Per step, share of valid rows whose proposal is the conversation's own token; misses count as wrong
     accuracy: list[float]
 
 
 class Learner:
-    """A head in training, and the target's lm_head rows of the draft vocabulary, which it learns from."""
+    """A head in training, and the target's lm_head rows for the draft vocabulary, its teacher."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class Learner:
     def learn(
         self, batch: TrainBatch | None, step_weights: list[float], *, measure: bool, team: Team = ALONE
     ) -> BatchMeasures | None:
-        """Add the gradients of this process' share of a batch (None: it has none) to the weights' buffers.
+        """Accumulate the gradients of this process' share of a batch (None: it has none).
 
-        `step_weights` sum to 1, one per TTT step. A step's loss is a mean over the supervised rows of all shares.
+        `step_weights`, one per TTT step, sum to 1. A step's loss is a mean over the supervised rows of all shares.
         """
         steps = len(step_weights)
         sums = torch.zeros(4, steps, dtype=torch.float64)  # loss, overlap, hits, valid rows
         counts = torch.zeros(steps, dtype=torch.int64)
-        counted: list[Tensor] = []  # by step, the rows in its loss
+        counted: list[Tensor] = []  # per step, the rows in its loss
         if batch is not None:
             best = self._draft_ids[batch.argmax]
             counted = [batch.valid(step) & (best[step:] >= 0) for step in range(steps)]
@@ -73,7 +73,7 @@ class Learner:
         if not measure:
             return None
         loss, overlap, hits, valid = team.sum_(sums)
-        seen = int((counts > 0).sum())  # a step without rows is followed by none that has some
+        seen = int((counts > 0).sum())  # steps without rows come last
         if not seen:
             return None
         losses, overlaps = (part[:seen] / counts[:seen] for part in (loss, overlap))
@@ -89,7 +89,7 @@ class Learner:
         counts: list[int],
         sums: Tensor | None,
     ) -> None:
-        """Forward, loss and backward of one share; `counts` are of all shares, `sums` [4, steps] are added to."""
+        """Forward, loss and backward of one share; `counts` cover all shares, `sums` [4, steps] is added to."""
         workspace = self.unrolled.workspace
         lm_head = self.unrolled.weights["lm_head"]
         outputs, gradients = [], []
@@ -116,26 +116,26 @@ class Learner:
                 if sums is not None and result.measures is not None:
                     loss, overlap, proposed = result.measures
                     hits = proposed == labels[step:]
-                    found = [float(part[mine].mean()) * int(mine.sum()) for part in (loss, overlap)]
-                    sums[:, step] = torch.tensor([*found, float(hits[valid].sum()), float(valid.sum())])
+                    means = [float(part[mine].mean()) * int(mine.sum()) for part in (loss, overlap)]
+                    sums[:, step] = torch.tensor([*means, float(hits[valid].sum()), float(valid.sum())])
             del teacher
             if outputs:
                 torch.autograd.backward(outputs, gradients)
 
     @torch.no_grad()
     def hits(self, batch: TrainBatch, steps: int) -> Tensor:
-        """[steps, S] bool: at this step the row's proposal is the conversation's own token, and the row is valid."""
+        """[steps, S] bool: at this step the row is valid and its proposal is the conversation's own token."""
         labels = self._draft_ids[batch.labels]
-        found = torch.zeros(steps, len(labels), dtype=torch.bool)
+        hits = torch.zeros(steps, len(labels), dtype=torch.bool)
         with bf16_products(self.dtype):
             for step, hidden in enumerate(self.unrolled.unroll(batch, steps)):
                 valid = batch.valid(step)
                 proposals = self._best(hidden[: len(valid)])
-                found[step, : len(valid)] = (valid & (proposals == labels[step:])).cpu()
-        return found
+                hits[step, : len(valid)] = (valid & (proposals == labels[step:])).cpu()
+        return hits
 
     def trained_head(self, shard: Tensor | None = None) -> HeadWeights:
-        """The weights as they are now, or those in another buffer that is sharded like the masters."""
+        """The current weights, or those in another buffer that is sharded like the masters."""
         return self.unrolled.head_weights(self.head.weights, shard)
 
     def _best(self, hidden: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class Learner:
 
 @contextmanager
 def bf16_products(dtype: torch.dtype) -> Iterator[None]:
-    """Let float32 products round their factors to bf16 and keep float32 results, while training in bf16 on a CPU."""
+    """While training in bf16 on a CPU, let float32 products round their factors to bf16 and keep float32 results."""
     backend: Any = torch.backends.mkldnn
     settings = backend.matmul
     before = settings.fp32_precision

@@ -1,20 +1,20 @@
 """The loss and its gradient, from the head's distribution q and the target's p on the draft vocabulary.
 
-    kl     -sum p log q             soft cross-entropy: KL but for a constant
+    kl     -sum p log q             soft cross-entropy: KL up to a constant
     hard   -log q[argmax p]         cross-entropy to the token a greedy target will take
     tv     1 - sum min(p, q)        what rejection sampling rejects at temperature 1: the total variation distance
     lk     -log sum min(p, q)       the same as a log-likelihood of acceptance: strong where acceptance is low
 
-A recipe mixes them (`train.loss`), or names a function of its own. p is the target's distribution within the draft
+A recipe mixes them (`train.loss`) or names its own function. p is the target's distribution within the draft
 vocabulary.
 
     teacher row      distribution over       is the label of
     r                x[p_r + 2]              row r at step 0, row r - 1 at step 1, row r - 2 at step 2 ...
 
-Supervised rows of one answer follow each other, so at step j row r's label is simply teacher row r + j.
+Supervised rows of one answer are consecutive, so at step j row r's label is simply teacher row r + j.
 
-Logits exist for one chunk of rows at a time: they become probabilities, then their own gradient, in place, and go into
-both products at once. Nothing of size [rows, Vd] is kept but the teacher.
+Logits exist for one chunk of rows at a time: they become probabilities, then their own gradient, in place, and enter
+both products at once. Only the teacher has size [rows, Vd].
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fledge.train.kernels import call, kernels_for
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
 
-_CHUNK_ROWS = 2048  # rows whose logits exist at once: enough for the products to run at full speed
+_CHUNK_ROWS = 2048  # rows per chunk of logits: enough for full-speed products
 
 
 class LossMix(NamedTuple):
-    """Shares of the loss, together 1."""
+    """Weights of the loss terms; they sum to 1."""
 
     kl: float = 1.0
     hard: float = 0.0
@@ -42,24 +42,24 @@ class LossMix(NamedTuple):
     lk: float = 0.0
 
 
-# A user's own: of the head's logits [R, Vd] and the target's probabilities [R, Vd], both float32, and the draft ids [R]
-# of the target's most probable tokens (int64, -1 outside the draft vocabulary), each row's loss [R].
+# A user-defined loss. Arguments: the head's logits [R, Vd] and the target's probabilities [R, Vd], both float32, and
+# the draft ids [R] of the target's most probable tokens (int64, -1 outside the draft vocabulary). Returns [R] losses.
 LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class LogitMeasures(NamedTuple):
-    """Figures of each row for the metrics; training doesn't need them."""
+    """Per-row figures for the metrics; training doesn't need them."""
 
     loss: Tensor  # [R] float32
-    overlap: Tensor  # [R] float32, sum over the vocabulary of the smaller of both probabilities
-    best: Tensor  # [R] int64, place of the highest logit
+    overlap: Tensor  # [R] float32, sum of min(p, q) over the vocabulary
+    best: Tensor  # [R] int64, index of the highest logit
 
 
 class StepLoss(NamedTuple):
     """One TTT step's gradient, and its measures."""
 
     d_hidden: Tensor  # [R, H], gradient of the step's share of the loss
-    measures: LogitMeasures | None  # where they were asked for
+    measures: LogitMeasures | None  # if requested
 
 
 def teacher_probabilities(hidden: Tensor, lm_head: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ def step_loss(
         lm_head: its weight, stored [H, Vd] or [Vd, H].
         teacher: [R, Vd] the target's distribution for these rows.
         best: [R] draft id of the target's most probable token, -1 outside the vocabulary.
-        counted: [R] bool, rows that are in the loss.
-        mix: which loss.
+        counted: [R] bool, rows in the loss.
+        mix: the loss.
         scale: the weight of each counted row.
         workspace: scratch memory.
-        measure: whether the measures are wanted.
+        measure: whether to return measures.
     """
     rows, width = teacher.shape
     d_hidden = torch.empty_like(hidden)
@@ -105,9 +105,9 @@ def step_loss(
         logits = workspace.take("logits", shape, hidden.dtype, hidden.device)
         matrix = lm_head.compute if lm_head.transposed else lm_head.compute.t()
         torch.mm(hidden[chunk], matrix, out=logits)
-        found = loss_gradient_(logits, teacher[chunk], best[chunk], counted[chunk], mix, measure=measure)
-        if found is not None:
-            parts.append(found)
+        part = loss_gradient_(logits, teacher[chunk], best[chunk], counted[chunk], mix, measure=measure)
+        if part is not None:
+            parts.append(part)
         lm_head.multiply_back(logits, out=d_hidden[chunk])
         lm_head.add_gradient(hidden[chunk], logits, workspace, scale)
     measures = LogitMeasures(*(torch.cat(part) for part in zip(*parts, strict=True))) if parts else None
@@ -115,7 +115,7 @@ def step_loss(
 
 
 def softmax_(logits: Tensor) -> None:
-    """Logits [R, V], contiguous, become probabilities."""
+    """Turn contiguous logits [R, V] into probabilities in place."""
     if kernels := kernels_for(logits):
         call(kernels.fledge_softmax, logits, *logits.shape)
     else:
@@ -131,9 +131,9 @@ def loss_gradient_(
     *,
     measure: bool,
 ) -> LogitMeasures | None:
-    """Logits [R, V] become the loss' gradient, 0 in rows not `counted` [R].
+    """Turn logits [R, V] into the loss' gradient in place; it is 0 in rows not `counted` [R].
 
-    teacher [R, V] are the target's probabilities, target [R] int64 the place of its most probable token or -1.
+    teacher [R, V] holds the target's probabilities, target [R] int64 the index of its most probable token or -1.
     """
     if not isinstance(mix, LossMix):
         return _by_autograd_(logits, teacher, target, counted, mix, measure=measure)
@@ -159,12 +159,12 @@ def loss_gradient_(
     at = target.clamp(min=0)[:, None]
     below = (q < p).float()  # where the head gives less than the target
     shared = torch.minimum(p, q).sum(-1).clamp_(min=1e-6)
-    found = None
+    measures = None
     if places is not None:
         soft_loss = log_sum - torch.linalg.vecdot(p, value)
         hard_loss = -log_q.gather(1, at)[:, 0] * has_target
         loss = mix.kl * soft_loss + mix.hard * hard_loss + mix.tv * (1 - shared) - mix.lk * shared.log()
-        found = LogitMeasures(loss, shared, places)
+        measures = LogitMeasures(loss, shared, places)
     slope = mix.kl * (q - p)
     slope += mix.hard * has_target[:, None] * q
     slope.scatter_add_(1, at, (-mix.hard * has_target)[:, None])
@@ -172,20 +172,20 @@ def loss_gradient_(
     slope += accept[:, None] * q * ((q * below).sum(-1, keepdim=True) - below)
     slope[~counted] = 0
     logits.copy_(slope)
-    return found
+    return measures
 
 
 def _by_autograd_(
     logits: Tensor, teacher: Tensor, target: Tensor, counted: Tensor, loss: LossFunction, *, measure: bool
 ) -> LogitMeasures | None:
-    """`loss_gradient_` of a user's own loss."""
+    """`loss_gradient_` for a user-defined loss."""
     value, teacher = logits.to(torch.float32, copy=True).requires_grad_(), teacher.float()
     with torch.enable_grad():
         losses = loss(value, teacher, target)
         if losses.shape != target.shape:
             raise DataError(
                 f"train.loss: the function returns {tuple(losses.shape)} for {len(target)} rows; "
-                "it has to return one number for each"
+                "it must return one number per row"
             )
         (slope,) = torch.autograd.grad(losses.float() @ counted.to(losses.device, torch.float32), value)
     logits.copy_(slope.masked_fill_(~counted[:, None], 0.0))

@@ -1,7 +1,7 @@
-"""Updates of the flat float32 masters, with warm-up, cosine decay, clipping, and an average of the weights if wanted.
+"""Updates of the flat float32 masters, with warm-up, cosine decay, clipping and optional weight averaging.
 
-The layer's matrices move by Muon (momentum, then the nearest orthogonal matrix; Jordan et al. 2024, scaled to AdamW's
-step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by AdamW.
+The layer's matrices are updated by Muon (momentum, then the nearest orthogonal matrix; Jordan et al. 2024, scaled to
+AdamW's step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by AdamW.
 
 Masters, moments and average may be sharded (parallel.py). AdamW works on a shard as it is. Muon needs whole matrices:
 
@@ -25,7 +25,7 @@ from fledge.train.weights import TrainableWeights, Weight
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5
 _MUON_MOMENTUM = 0.95
-_MUON_RMS = 0.2  # what AdamW's updates have, so that rates are comparable
+_MUON_RMS = 0.2  # as AdamW's updates, so that learning rates are comparable
 
 
 class Optimizer:
@@ -40,11 +40,11 @@ class Optimizer:
         self._second = torch.zeros_like(masters)
         self.average = masters.clone() if options.ema else None
         every, muon = weights.weights.values(), options.optimizer == "muon"
-        self._matrices = [w for w in every if muon and _in_layer(w)]  # these move by Muon
-        self._others = [w for w in every if not (muon and _in_layer(w))]  # these by AdamW
+        self._matrices = [w for w in every if muon and _in_layer(w)]  # updated by Muon
+        self._adamw_weights = [w for w in every if not (muon and _in_layer(w))]  # updated by AdamW
 
     def learning_rate(self, step: int) -> float:
-        """AdamW's rate of step 0, 1, ...: linear up, then half a cosine down to `final_learning_rate` of the peak."""
+        """AdamW's rate of step 0, 1, ...: linear warm-up, then cosine decay to `final_learning_rate` of the peak."""
         return self._options.learning_rate * self._schedule(step)
 
     def _schedule(self, step: int) -> float:
@@ -67,18 +67,18 @@ class Optimizer:
         if not math.isfinite(norm):
             raise DataError(
                 f"the gradient of step {step + 1} isn't finite: training has diverged; lower train.learning_rate and "
-                "train.muon_learning_rate, and train into another folder"
+                "train.muon_learning_rate, and train in another folder"
             )
         if norm > o.clip:
             grad.mul_(o.clip / norm)
-        for weight in self._others:
+        for weight in self._adamw_weights:
             self._adamw(weight, grad, step)
         if self._matrices:
             self._muon(grad, step)
         w.grad.zero_()
         w.refresh()
         if self.average is not None:
-            decay = min(o.ema, (step + 1) / (step + 10))  # early on the average follows closely
+            decay = min(o.ema, (step + 1) / (step + 10))  # early on the average follows the weights closely
             self.average.lerp_(w.masters.shard, 1 - decay)
         return norm
 
@@ -98,8 +98,8 @@ class Optimizer:
             self._weights.refresh()
 
     def state(self) -> dict[str, Tensor]:
-        """All that a resumed run needs, for the leading process to save. It is whole, not sharded, so that any number
-        of processes can resume from it. All processes call this."""
+        """The complete state for a resumed run, to be saved by the leader. It isn't sharded, so any number of processes
+        can resume from it. All processes call this."""
         return {name: self._weights.masters.gather_to_leader(shard) for name, shard in self._shards().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -113,7 +113,7 @@ class Optimizer:
         return shards if self.average is None else shards | {"average": self.average}
 
     def _muon(self, grad: Tensor, step: int) -> None:
-        """Move each matrix along the orthogonal matrix nearest to its Nesterov momentum. `grad` [P] is overwritten."""
+        """Update each matrix by the orthogonal matrix nearest to its Nesterov momentum. `grad` [P] is overwritten."""
         w, o, masters = self._weights, self._options, self._weights.masters
         for weight in self._matrices:
             mine = w.in_shard(weight)
@@ -157,7 +157,7 @@ class Optimizer:
 
 
 def _in_layer(weight: Weight) -> bool:
-    """A matrix that Muon may move."""
+    """Whether Muon may update this matrix."""
     return weight.grad.dim() == 2 and weight.name != "lm_head"
 
 

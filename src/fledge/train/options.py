@@ -1,4 +1,4 @@
-"""What a recipe can say about training and evaluation. The field descriptions are the documentation."""
+"""Training and evaluation options of a recipe. The field descriptions are the documentation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrainOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     init_head: str | None = Field(
-        None, description="folder of a head to go on from; null: a new head (see init)"
+        None, description="folder of a head to continue training; null: a new head (see init)"
     )
     init: Literal["target", "lm_head", "random"] = Field(
         "lm_head",
@@ -34,7 +34,7 @@ class TrainOptions(BaseModel):
     )
     draft_vocab_size: int = Field(8192, ge=1, description="tokens the head can propose, most frequent first")
     fc_norm: bool = Field(False, description="EAGLE-3.1: a norm on each of the three features")
-    norm_output: bool = Field(False, description="EAGLE-3.1: hand on the output after the final norm")
+    norm_output: bool = Field(False, description="EAGLE-3.1: pass on the output after the final norm")
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
     )
@@ -94,7 +94,7 @@ class TrainOptions(BaseModel):
     def _some_loss(cls, shares: dict[LossName, float] | str) -> dict[LossName, float] | str:
         if isinstance(shares, str):
             if not re.fullmatch(r"[\w.]+:\w+", shares):
-                raise ValueError(f"{shares!r} is no function; write it as module:name")
+                raise ValueError(f"{shares!r} is not a function; write it as module:name")
             return shares
         if any(share < 0 for share in shares.values()) or not sum(shares.values()) > 0:
             raise ValueError("give at least one loss a share above 0, and none a negative one")
@@ -102,12 +102,12 @@ class TrainOptions(BaseModel):
 
     @property
     def loss_to_take(self) -> LossMix | LossFunction:
-        """The shares, together 1, or the function that is named. Raises a RecipeError if it can't be imported."""
+        """The normalised shares, or the function named. Raises a RecipeError if it can't be imported."""
         if isinstance(self.loss, str):
-            own: LossFunction = imported(self.loss)
-            if not callable(own):
-                raise RecipeError(f"train.loss={self.loss} is no function")
-            return own
+            function: LossFunction = imported(self.loss)
+            if not callable(function):
+                raise RecipeError(f"train.loss={self.loss} is not a function")
+            return function
         total = sum(self.loss.values())
         return LossMix(*(self.loss.get(name, 0.0) / total for name in ("kl", "hard", "tv", "lk")))
 

@@ -2,14 +2,14 @@
 
     torchrun --nproc-per-node 2 -m fledge train my.yaml --run-dir runs/my-llm
 
-Sums are weighted as if one process had the whole batch, so the losses are those of one process except for the order of
+Sums are weighted as if one process had the whole batch, so losses equal those of one process up to the order of
 additions. The float32 masters are whole in every process, or sharded with FSDP2:
 
     train.parallel    masters, optimiser state     gradients         compute copies, after every update
     ddp               whole in every process       all-reduce        cast from the masters
     fsdp              one shard per process        reduce-scatter    all-gather of the shards, cast before
 
-All weights are one flat buffer of N numbers, and a shard is an even slice of it, whatever the weights' shapes.
+All weights are one flat buffer of N numbers, and a shard is an even slice of it, regardless of the weights' shapes.
 
 Torch's own FSDP2 (`fully_shard`) shards the masters and gathers them; all other communication is a DTensor that changes
 its placement. FSDP2's autograd hooks aren't used: the backward functions here add to float32 gradients in place
@@ -38,20 +38,20 @@ Parallel = Literal["ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class Team:
-    """The processes that train together, and which of them this one is."""
+    """The processes that train together, and this one's rank among them."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def from_environment(cls, device: torch.device) -> Team:
-        """The processes that torchrun started; without it, this one alone."""
+        """The processes started by torchrun; without it, only this one."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
             return cls()
         if not dist.is_initialized():
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            # Flags and counts are summed on the host also where gradients are on a GPU.
+            # Flags and counts are summed on the host even if gradients are on a GPU.
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         return cls(dist.get_rank(), dist.get_world_size())
 
@@ -61,7 +61,7 @@ class Team:
         return self.rank == 0
 
     def share(self, infos: Sequence[SampleInfo]) -> list[SampleInfo]:
-        """This process' part of a batch: consecutive conversations, about as many tokens as every other process has."""
+        """This process' part of a batch: consecutive conversations with about as many tokens as the others."""
         if self.size == 1:
             return list(infos)
         total, before, mine = sum(info.tokens for info in infos), 0, []
@@ -72,7 +72,7 @@ class Team:
         return mine
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The tensor, summed over all processes in place."""
+        """Sum the tensor over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -85,18 +85,18 @@ class Team:
         """Every process' value, in every process."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
 
 class Masters:
-    """Masters that are whole in every process, all of which make the same update.
+    """Unsharded masters: every process holds all of them and makes the same update.
 
     The methods communicate between processes, so all processes must call them in the same order. Shapes: [N] is the
     flat buffer, [P] this process' shard of it; here they are the same.
@@ -109,7 +109,7 @@ class Masters:
         self.team, self.shard, self.span = team, masters, slice(0, masters.numel())
 
     def reduce(self, grad: Tensor) -> Tensor:
-        """Sum the gradients [N] over all processes; this process' shard [P] of the sum. `grad` is overwritten."""
+        """Sum the gradients [N] over all processes; returns this process' shard [P]. `grad` is overwritten."""
         return self.team.sum_(grad)
 
     def norm(self, grad: Tensor) -> float:
@@ -117,11 +117,11 @@ class Masters:
         return float(grad.norm())
 
     def all_gather(self, shard: Tensor) -> Tensor:
-        """The whole buffer [N] from all processes' shards [P]; it may be `shard` itself."""
+        """The whole buffer [N] from all processes' shards [P]; may be `shard` itself."""
         return shard
 
     def gather_to_leader(self, shard: Tensor) -> Tensor:
-        """`all_gather` for the leading process, in host memory where it is a copy; empty in the others."""
+        """`all_gather` for the leader, in host memory if it is a copy; empty in the other processes."""
         return shard
 
     def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
@@ -129,7 +129,7 @@ class Masters:
         compute.copy_(self.shard if shard is None else shard)
 
     def computes(self, turn: int) -> bool:
-        """Whether this process does the work number `turn` on a whole matrix, whose result it will broadcast."""
+        """Whether this process does whole-matrix work number `turn` and broadcasts the result."""
         return True
 
     def broadcast(self, tensor: Tensor, turn: int) -> None:
@@ -165,8 +165,8 @@ class ShardedMasters(Masters):
         return _local(shards.redistribute(placements=[Replicate()]))
 
     def gather_to_leader(self, shard: Tensor) -> Tensor:
-        whole = self.all_gather(shard)
-        return whole.cpu() if self.team.leads else whole.new_empty(0)
+        full = self.all_gather(shard)
+        return full.cpu() if self.team.leads else full.new_empty(0)
 
     def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
         if shard is not None:
@@ -184,7 +184,7 @@ class ShardedMasters(Masters):
 
 
 class _Flat(nn.Module):
-    """What fully_shard takes: a module with the flat buffer as its only parameter."""
+    """A module with the flat buffer as its only parameter, for fully_shard."""
 
     def __init__(self, flat: Tensor) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def _local(tensor: DTensor) -> Tensor:
 
 
 def make_masters(masters: Tensor, team: Team, parallel: Parallel, dtype: torch.dtype) -> Masters:
-    """Masters [N], the same in all processes of the team, whole or sharded as `parallel` says."""
+    """Masters [N], the same in all processes of the team, whole or sharded according to `parallel`."""
     if parallel == "fsdp" and team.size > 1:
         return ShardedMasters(masters, team, dtype)
     return Masters(masters, team)

@@ -1,4 +1,4 @@
-"""Training and evaluations that are bound to fail, found out before hours of the stages before them."""
+"""Refuses training and evaluation that are bound to fail, before hours are spent on earlier stages."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from fledge.train.start import drawn_conversations
 
 
 def refuse_untrainable(target: Target, options: TrainOptions) -> None:
-    """Raise what `train` would raise whatever the conversations are."""
+    """Raise the errors that `train` would raise regardless of the conversations."""
     refuse_without_wandb(options)
-    options.loss_to_take  # noqa: B018  # raises where it can't be imported
+    options.loss_to_take  # noqa: B018  # raises if it can't be imported
     if options.init_head is not None:
         return
     always = set(target.chat.turn_end_ids)
     if options.draft_vocab_size < len(always):
         raise RecipeError(
             f"train.draft_vocab_size={options.draft_vocab_size} can't hold the {len(always)} tokens that end a turn; "
-            f"raise it to {len(always)} at least"
+            f"raise it to at least {len(always)}"
         )
     if options.init == "target":
-        target.weights.layers[-1].dense_mlp  # noqa: B018  # raises where there is none to copy
+        target.weights.layers[-1].dense_mlp  # noqa: B018  # raises if there is none to copy
 
 
 def refuse_one_sided(
     infos: Sequence[SampleInfo], options: TrainOptions, url: str, *, trains: bool, evaluates: bool
 ) -> None:
-    """Raise a DataError if the conversations in `url` leave nothing to train on, or nothing to evaluate on."""
+    """Raise a DataError if the conversations in `url` leave nothing to train on or nothing to evaluate on."""
     if trains:
         drawn_conversations([info for info in infos if info.split == "train"], options, url)
     if evaluates and not any(info.split == "heldout" and is_trainable(info) for info in infos):

@@ -1,10 +1,10 @@
-"""Serving, replayed from stored features: the engine's own drafting, and the stored answer in the place of verify.
+"""Serving, replayed from stored features: the engine's own drafting, with the stored answer in place of verification.
 
     engine        draft -> verify (target forward) -> accept -> extend
     here          draft -> the answer's next tokens -> accept -> extend, with stored features
 
-A greedy target takes exactly the tokens of its stored answer, so the tree's accepted path is known without running the
-target. What comes out is the tau the engine would have at this tree shape.
+A greedy target would choose exactly the tokens of its stored answer, so the tree's accepted path is known without
+running the target. The result is the engine's tau at this tree shape.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.train.acceptance import DraftRound
 
-_ANSWERS = 16  # replayed side by side
+_ANSWERS = 16  # replayed per batch
 
 
 class Answer(NamedTuple):
     """Tokens start .. end - 1 of a conversation, generated in one go; the first comes from the prompt's forward."""
 
-    number: int  # of the conversation
+    number: int  # index of the conversation
     sample: FeatureSample
     start: int
     end: int
@@ -53,20 +53,20 @@ class ServingReplay:
     def rounds(self, samples: Sequence[FeatureSample], progress: Progress = silent) -> list[DraftRound]:
         """All rounds of all answers of these conversations."""
         waiting = sorted(_answers(samples), key=lambda a: a.end - a.start)
-        found: list[DraftRound] = []
+        rounds: list[DraftRound] = []
         for first in range(0, len(waiting), _ANSWERS):
-            found += self._replay(waiting[first : first + _ANSWERS])
+            rounds += self._replay(waiting[first : first + _ANSWERS])
             progress(min(first + _ANSWERS, len(waiting)), len(waiting), "")
-        return found
+        return rounds
 
     def _replay(self, answers: list[Answer]) -> list[DraftRound]:
-        """The rounds of up to _ANSWERS answers. An answer that is done goes on being drafted, but isn't counted."""
+        """The rounds of up to _ANSWERS answers. A finished answer is still drafted for, but not counted."""
         shape, size = self._shape, len(answers)
         models, pages = self._models(answers)
         layout, plan = self._layouts.verify(size, shape.nodes, shape.reach), RoundPlan(shape)
         batch = self._prefilled(models, answers, pages)
         now = batch.view()
-        found: list[DraftRound] = []
+        rounds: list[DraftRound] = []
         lengths = [a.start for a in answers]
         while any(length < a.end - 1 for length, a in zip(lengths, answers, strict=True)):
             tree = draft(models, batch, plan).tree
@@ -75,18 +75,18 @@ class ServingReplay:
             accepted = accept(tree, truth.gather(1, tree.depths), layout)
             emits = accepted.emits.tolist()
             for row, a in enumerate(answers):
-                left = a.end - 1 - lengths[row]
-                if left > 0:
-                    taken = min(emits[row] - 1, left)
-                    missed = taken < min(left, shape.depth) and bool(self._outside[truth[row, taken]])
-                    found.append(
-                        DraftRound(a.number, lengths[row], taken, min(emits[row], left), missed=missed)
+                remaining = a.end - 1 - lengths[row]
+                if remaining > 0:
+                    taken = min(emits[row] - 1, remaining)
+                    missed = taken < min(remaining, shape.depth) and bool(self._outside[truth[row, taken]])
+                    rounds.append(
+                        DraftRound(a.number, lengths[row], taken, min(emits[row], remaining), missed=missed)
                     )
             self._extend(models, now, layout.path_rows, answers, lengths, truth, accepted.emits)
             lengths = [
                 min(length + n, a.end - 1) for length, n, a in zip(lengths, emits, answers, strict=True)
             ]
-        return found
+        return rounds
 
     def _models(self, answers: list[Answer]) -> tuple[Models, Tensor]:
         """The head with a KV pool for these answers, and their page table [B, P]."""
@@ -111,7 +111,7 @@ class ServingReplay:
         return models, pages
 
     def _prefilled(self, models: Models, answers: list[Answer], pages: Tensor) -> RunningBatch:
-        """The head over every prompt: positions 0 .. start - 1, each with the token after it."""
+        """Run the head over every prompt: positions 0 .. start - 1, each with the token after it."""
         device, lengths = self._target.device, [a.start for a in answers]
         length = torch.tensor(lengths, dtype=torch.int32, device=device)
         ends = length.cumsum(0).to(torch.int32)
@@ -152,11 +152,11 @@ class ServingReplay:
         return batch
 
     def _next_tokens(self, answers: list[Answer], lengths: list[int]) -> Tensor:
-        """The tokens the target chose after each answer's bonus token, [B, D + 1] int64, -1 beyond its end."""
+        """The target's tokens after each answer's bonus token, [B, D + 1] int64, -1 beyond its end."""
         truth = torch.full((len(answers), self._shape.depth + 1), -1, dtype=torch.int64)
         for row, (a, length) in enumerate(zip(answers, lengths, strict=True)):
-            known = a.sample.token_ids[length + 1 : min(a.end, length + 2 + self._shape.depth)]
-            truth[row, : len(known)] = known
+            following = a.sample.token_ids[length + 1 : min(a.end, length + 2 + self._shape.depth)]
+            truth[row, : len(following)] = following
         return truth.to(self._target.device)
 
     def _extend(
@@ -169,7 +169,7 @@ class ServingReplay:
         truth: Tensor,
         emits: Tensor,
     ) -> None:
-        """The head over the accepted path, in the engine's fixed shape, with the features of the stored tokens."""
+        """Run the head over the accepted path, in the engine's fixed shape, with the features of the stored tokens."""
         width = truth.shape[1]
         features = torch.cat(
             [
@@ -189,7 +189,7 @@ class ServingReplay:
 
 
 def _answers(samples: Sequence[FeatureSample]) -> Iterator[Answer]:
-    """Every generated run of two tokens or more that has a prompt."""
+    """Every generated run of at least two tokens that has a prompt."""
     for number, sample in enumerate(samples):
         mask = sample.loss_mask.bool()
         edges = torch.cat((mask.new_zeros(1), mask, mask.new_zeros(1))).int().diff()

@@ -1,6 +1,6 @@
-"""The head that training starts from: a new one with its draft vocabulary, or one to go on from.
+"""The head that training starts from: a new one with its draft vocabulary, or an existing one.
 
-With Muon and little data, a copy of the target's last layer is a worse start than random weights: see docs/train.md.
+With Muon and little data, a copy of the target's last layer is a worse start than random weights; see docs/train.md.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from fledge.train.options import TrainOptions
 logger = logging.getLogger("fledge")
 
 BOTH_SIDES = (
-    "set respond.heldout between 0 and 1, or take more prompts, delete the run's conversations, and its features if it "
+    "set respond.heldout between 0 and 1, or use more prompts, delete the run's conversations, and its features if it "
     "has any, and run again"
 )
 
 
 def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -> tuple[Head, float]:
-    """The head training starts from, and how much of the generated tokens its vocabulary covers.
+    """The head training starts from, and the share of generated tokens its vocabulary covers.
 
     Raises a DataError if there is nothing to train on.
     """
     training = drawn_conversations(source.split("train"), options, source.url)
     counts = count_generated((source.tokens(info) for info in training), target.config.vocab_size)
     if options.init_head is not None:
-        given = Head.load(options.init_head).fitted_to(target)
-        _warn_of_ignored_options(given, options)
-        head = Head(given.config, given.weights, HeadMetadata.of(target))
+        base = Head.load(options.init_head).fitted_to(target)
+        _warn_of_ignored_options(base, options)
+        head = Head(base.config, base.weights, HeadMetadata.of(target))
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
         vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
@@ -60,9 +60,9 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
 
 
 def drawn_conversations(stored: Sequence[SampleInfo], options: TrainOptions, url: str) -> list[SampleInfo]:
-    """Those of a folder's training conversations that train.response_tokens takes.
+    """The training conversations selected by train.response_tokens.
 
-    Raises a DataError if none of them can be trained on.
+    Raises a DataError if none of them is trainable.
     """
     drawn = random_subset(stored, options.response_tokens, options.seed)
     if not any(map(is_trainable, stored)):
@@ -82,17 +82,17 @@ def random_head(
     fc_norm: bool = False,
     norm_output: bool = False,
 ) -> Head:
-    """A head of the shapes of `Head.from_target`: matrices normal with variance 1 / inputs, norms 1, always the same.
+    """A head shaped like `Head.from_target`: matrices normal with variance 1 / inputs, norms 1, with a fixed seed.
 
-    `keep_output` takes the final norm and the lm_head from the target.
+    `keep_output` copies the final norm and lm_head from the target.
     """
     config = HeadConfig.for_target(target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output)
     generator = torch.Generator().manual_seed(0)
     source = target.ends
-    kept: dict[str, Tensor] = {}
+    copied: dict[str, Tensor] = {}
     if keep_output:
         rows = source.lm_head[vocabulary.token_ids.to(source.lm_head.device)]
-        kept = {"norm": source.norm.float().cpu().clone(), "lm_head": rows.float().cpu()}
+        copied = {"norm": source.norm.float().cpu().clone(), "lm_head": rows.float().cpu()}
 
     def fresh(name: str, shape: tuple[int, ...]) -> Tensor:
         if name == "fc_norms" or len(shape) == 1:
@@ -100,15 +100,15 @@ def random_head(
         return torch.empty(shape).normal_(std=1 / math.sqrt(shape[1]), generator=generator)
 
     shapes = weight_shapes(config)
-    weights = kept | {name: fresh(name, shape) for name, shape in shapes.items() if name not in kept}
+    weights = copied | {name: fresh(name, shape) for name, shape in shapes.items() if name not in copied}
     return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), HeadMetadata.of(target))
 
 
 def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:
-    """Training goes on from a head in its own shape, whatever the recipe asks of a new one."""
+    """Training continues from a head with its own shape; warn of options for a new head that differ."""
     for key in ("draft_vocab_size", "fc_norm", "norm_output"):
-        asked, found = getattr(options, key), getattr(head.config, key)
-        if key in options.model_fields_set and asked != found:
+        requested, actual = getattr(options, key), getattr(head.config, key)
+        if key in options.model_fields_set and requested != actual:
             logger.warning(
-                "train.%s=%s has no effect: the head that training goes on from has %s", key, asked, found
+                "train.%s=%s has no effect: train.init_head is a head with %s", key, requested, actual
             )

@@ -2,7 +2,7 @@
 
     features -> draft vocabulary, head from the target -> [ batch -> unroll -> loss -> update ] * steps -> head folder
 
-The run is a function of its inputs, options and seed: killed at any moment and started again it goes on from the last
+The run is a function of its inputs, options and seed: killed at any moment and restarted, it resumes from the last
 checkpoint and ends with the same head.
 """
 
@@ -44,8 +44,8 @@ from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 logger = logging.getLogger("fledge")
 
 FORMAT = 1
-_FEWEST_EPOCHS = 0.25  # that `train.minutes` may leave without a warning
-_TIDY_STEPS = 20  # between returns of free memory; after each a step's memory is faulted in anew
+_FEWEST_EPOCHS = 0.25  # fewer left by `train.minutes` cause a warning
+_TIDY_STEPS = 20  # between returns of free memory; the step after each faults its memory in again
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TrainSummary:
     tokens: int  # in the training conversations, each counted once
     supervised_tokens: int
     draft_vocab_size: int
-    coverage: float  # share of generated tokens that are in the draft vocabulary
+    coverage: float  # share of generated tokens in the draft vocabulary
     tau: float | None  # on held-out conversations; None without any
     acceptance: list[float]  # share of rounds that accept at least 1, 2, ... tokens
     seconds: float
@@ -72,22 +72,22 @@ def train(
     progress: Progress = silent,
     online: OnlineFeatures | None = None,
 ) -> TrainSummary:
-    """Train a head into `head_url`, keeping checkpoint and metrics in `train_url`; go on where an earlier call stopped.
+    """Train a head into `head_url`, with checkpoint and metrics in `train_url`; resume what an earlier call left.
 
-    Features come from the store at `features_url`; with `online` only the held-out ones. Under torchrun all processes
-    call this. SIGTERM saves a checkpoint and ends the process with status 143.
+    Features come from the store at `features_url`; with `online`, only the held-out ones do. Under torchrun all
+    processes call this. SIGTERM saves a checkpoint and ends the process with status 143.
     """
     team = Team.from_environment(target.device)
     store = FeatureStore(features_url) if online is None or Manifest.load(features_url).shards else None
     if store is not None and store.hidden_size != target.config.hidden_size:
         raise DataError(
-            f"{features_url} holds hidden states of size {store.hidden_size}, {target.name} has "
+            f"{features_url} holds hidden states of size {store.hidden_size}, but {target.name} has "
             f"{target.config.hidden_size}; run `fledge features` with this target"
         )
     source: FeatureSource | None = online or store
     assert source is not None
     head, coverage = initial_head(target, source, options)
-    if team.leads:  # a run that can't begin leaves its folder to one with other options
+    if team.leads:  # a run that can't start must not claim its folder
         train_fingerprint(target, features_url, options, online.url if online else None).claim(train_url)
     trainer = Trainer(target, source, store, head, options, train_url, team)
     trainer.run(progress if team.leads else silent)
@@ -112,7 +112,7 @@ def train(
 def train_fingerprint(
     target: Target, features_url: str, options: TrainOptions, conversations_url: str | None = None
 ) -> Fingerprint:
-    """What the head depends on. How features come, how many processes train, and when they log or save is left out."""
+    """What the head depends on: not how features are computed, how many processes train, or when they log or save."""
     folders = [features_url] + ([] if conversations_url is None else [conversations_url])
     shards = "".join(shard.sha256 for folder in folders for shard in Manifest.load(folder).shards)
     started = None
@@ -159,9 +159,7 @@ class Trainer:
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
         if not self._heldout and team.leads:
-            logger.warning(
-                "no held-out conversations: tau isn't measured, and `fledge evaluate` would refuse"
-            )
+            logger.warning("no held-out conversations: tau isn't measured, and `fledge evaluate` will fail")
         self.total = self._planned = len(self._schedule)
         self._learner.unrolled.weights.distribute(team, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
@@ -169,7 +167,7 @@ class Trainer:
         self._step_weights = [weight / sum(weights) for weight in weights]
         self._metrics: list[dict[str, Any]] = []
         self._tracker = Tracker(options, train_url, leads=team.leads)
-        self._drawn = 0  # rows that are in the TensorBoard curves
+        self._drawn = 0  # rows in the TensorBoard curves
         self._step = 0
         self.seconds = 0.0
 
@@ -181,7 +179,7 @@ class Trainer:
         saved = time.monotonic()
         if self._options.minutes is not None and not resumed:
             self._fit_into(60 * self._options.minutes)
-            self._save(clock)  # the decision holds from now on, whatever happens
+            self._save(clock)  # fix the number of steps from now on
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
         stop = threading.Event()  # set by SIGTERM: save, then end
@@ -211,7 +209,7 @@ class Trainer:
         self._tracker.close()
 
     def facts(self) -> dict[str, Any]:
-        """What the head's metadata says of its training, however often the run was interrupted."""
+        """The training section of the head's metadata, independent of interruptions."""
         last = next((row for row in reversed(self._metrics) if row["tau"] is not None), None)
         return {
             "steps": self.total,
@@ -229,7 +227,7 @@ class Trainer:
         return self._learner.trained_head(self._optimizer.average)
 
     def _epochs(self, step: int) -> float:
-        """Passes over the training conversations after so many steps."""
+        """Passes over the training conversations after `step` steps."""
         return step / self._planned * self._options.epochs
 
     def _fit_into(self, budget: float) -> None:
@@ -242,8 +240,8 @@ class Trainer:
             before = time.perf_counter()
             self._measure_tau()
             measuring = time.perf_counter() - before
-        left = budget - (time.perf_counter() - start) - measuring  # of step 0
-        steps = steps_within(self._schedule, each, measuring, self._options.evaluate_every, left)
+        remaining = budget - (time.perf_counter() - start) - measuring  # of step 0
+        steps = steps_within(self._schedule, each, measuring, self._options.evaluate_every, remaining)
         self.total = min(self._team.gather(steps))
         self._optimizer.total_steps = self.total
         if self.total < self._planned:
@@ -272,9 +270,9 @@ class Trainer:
     def _log(
         self, measures: BatchMeasures | None, rate: float, norm: float, clock: _Clock, progress: Progress
     ) -> None:
-        """One line of metrics, with tau when it is due."""
+        """Append one line of metrics, with tau when due."""
         measures_tau = self._heldout and self._measures_tau_at(self._step)
-        found = self._measure_tau() if measures_tau else None
+        acceptance = self._measure_tau() if measures_tau else None
         row = {
             "step": self._step,
             "epoch": round(self._epochs(self._step), 4),
@@ -282,8 +280,8 @@ class Trainer:
             "loss_by_step": measures.losses if measures else None,
             "accuracy": measures.accuracy if measures else None,
             "overlap": measures.overlap if measures else None,
-            "tau": round(found.tau, 4) if found else None,
-            "acceptance": [round(share, 4) for share in found.by_depth] if found else None,
+            "tau": round(acceptance.tau, 4) if acceptance else None,
+            "acceptance": [round(share, 4) for share in acceptance.by_depth] if acceptance else None,
             "lr": rate,
             "gradient_norm": norm,
             "tokens": clock.tokens,
@@ -293,9 +291,9 @@ class Trainer:
         self._metrics.append(row)
         self._tracker.log(row)
         note = clock.note() + (f", loss {measures.loss:.3f}" if measures else "")
-        if found:
-            depths = " ".join(f"{share:.2f}" for share in found.by_depth)
-            note += f", tau {found.tau:.3f} ({depths})"
+        if acceptance:
+            depths = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
+            note += f", tau {acceptance.tau:.3f} ({depths})"
             logger.info("step %d/%d: %s", self._step, self.total, note)
         progress(self._step, self.total, note)
 
@@ -317,7 +315,7 @@ class Trainer:
         return together.acceptance()
 
     def _save(self, clock: _Clock) -> None:
-        """Save a checkpoint. All processes call this; the leading one writes."""
+        """Save a checkpoint. All processes call this; the leader writes."""
         state = self._optimizer.state()
         if not self._team.leads:
             return
@@ -336,12 +334,12 @@ class Trainer:
         self._step, self.seconds = checkpoint.step, checkpoint.seconds
         self.total = self._optimizer.total_steps = checkpoint.total
         self._metrics = [row for row in checkpoint.metrics if row["step"] <= checkpoint.step]
-        logger.info("training goes on at step %d of %d", self._step, self.total)
+        logger.info("training resumes at step %d of %d", self._step, self.total)
         return True
 
 
 class _Clock:
-    """Tokens trained on and the time it took, over all parts of an interrupted run; the rate is of this part."""
+    """Tokens and seconds of training over all parts of an interrupted run; the rate is that of this part."""
 
     def __init__(self, seconds: float, tokens: int) -> None:
         self.tokens = self._tokens_before = tokens
@@ -362,10 +360,10 @@ class _Clock:
 
 
 def _schedule(infos: list[SampleInfo], options: TrainOptions) -> list[list[SampleInfo]]:
-    """All batches of the run in order; the last epoch may be a part of one."""
+    """All batches of the run in order; the last epoch may be partial."""
     batches: list[list[SampleInfo]] = []
     for epoch in range(math.ceil(options.epochs)):
-        found = epoch_batches(infos, options.batch_tokens, options.seed, epoch)
+        epoch_part = epoch_batches(infos, options.batch_tokens, options.seed, epoch)
         share = min(1.0, options.epochs - epoch)
-        batches += found[: math.ceil(share * len(found))]
+        batches += epoch_part[: math.ceil(share * len(epoch_part))]
     return batches

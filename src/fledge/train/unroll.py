@@ -5,9 +5,9 @@
     1       embed(x[p+2]), output of step 0     p+1     x[p+3]      the same, and its own key of step 1
     2       embed(x[p+3]), output of step 1     p+2     x[p+4]      the same, and its own keys of steps 1 and 2
 
-This is what drafting does from every position at once. Only step 0 runs over prompts, for its keys; everything else
-runs over the S supervised rows. What enters from the embedding is the same at every step but for a shift by one row,
-so it is projected once.
+This is what drafting does, from every position at once. Only step 0 runs over prompts, for its keys; everything else
+runs over the S supervised rows. The embedding half of the input is the same at every step up to a shift by one row, so
+it is projected once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, Ta
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace
 
-_FIRST_POSITIONS = 4096  # RoPE's table at first; it grows with the conversations
+_FIRST_POSITIONS = 4096  # initial length of the RoPE table; grows on demand
 
 
 class UnrolledHead:
@@ -54,9 +54,9 @@ class UnrolledHead:
         self._rope = self._rope_tables(_FIRST_POSITIONS)
 
     def unroll(self, batch: TrainBatch, steps: int) -> Iterator[Tensor]:
-        """The final norm's output of every step, [S, H]: the lm_head's input. Row r is base position rows[r].
+        """Every step's output after the final norm, [S, H]: the lm_head's input. Row r is base position rows[r].
 
-        A batch of S rows has S steps at most: none of its answers goes further.
+        A batch of S rows has at most S steps: none of its answers is longer.
         """
         steps = min(steps, len(batch.rows))
         positions = batch.positions[batch.rows]
@@ -94,7 +94,7 @@ class UnrolledHead:
             hidden = output if self.config.norm_output else hidden
 
     def head_weights(self, like: HeadWeights, shard: Tensor | None = None) -> HeadWeights:
-        """The trained weights, or those in another buffer that is sharded like the masters, as float32 head weights."""
+        """The trained weights, or those in another buffer sharded like the masters, as float32 head weights."""
         return _join(self.weights.tensors(shard), like)
 
     def _attention_input(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ class UnrolledHead:
     def _project(
         self, normed: Tensor, from_embedding: Tensor, step: int, positions: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of rows: hidden and embedding half added, then rotated by RoPE."""
+        """Query, key and value of rows: hidden and embedding halves added, then RoPE applied."""
         c = self.config
         qkv = self._linear(normed, "qkv_hidden")
         qkv = AddShifted.apply(qkv, from_embedding, step)
@@ -117,7 +117,7 @@ class UnrolledHead:
         return query, key, value
 
     def _rope_tables(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of so many positions; a head's config may allow millions, which no conversation needs."""
+        """Cosines and sines of that many positions; a head's config may allow millions, which no conversation needs."""
         c = self.config
         cos, sin = rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, positions)
         return cos.to(self.device), sin.to(self.device)

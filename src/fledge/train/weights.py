@@ -1,10 +1,10 @@
-"""The head's weights while they are trained: float32 masters, compute copies, float32 gradients, all in flat buffers.
+"""The head's weights during training: float32 masters, compute copies, float32 gradients, all in flat buffers.
 
 Every process holds all compute copies and gradients; the masters may be sharded (parallel.py).
 
 A matrix is stored as [in, out] if its input is not wider than its output, else as [out, in]. Its gradient is then
-x^T @ dy or dy^T @ x, where the transposed operand is the narrower one. It is transposed in memory first, which is twice
-as fast as letting the product do it.
+x^T @ dy or dy^T @ x, with the narrower operand transposed. Transposing it in memory first is twice as fast as letting
+the product do it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Weight:
     """One weight: views into the flat buffers."""
 
     name: str
-    span: slice  # its place in them
-    compute: Tensor  # the type of the products
+    span: slice  # its range in them
+    compute: Tensor  # in the compute dtype
     grad: Tensor  # float32; backward functions add to it directly
     transposed: bool  # a matrix stored as [in, out]
 
@@ -51,7 +51,7 @@ class Weight:
 
 
 class TrainableWeights:
-    """All weights in flat buffers: matrices first, then the norms, which are not decayed."""
+    """All weights in flat buffers: matrices first, then the norms, which aren't decayed."""
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
         """`tensors` are matrices [out, in] and vectors, by name; their order is kept."""
@@ -83,22 +83,22 @@ class TrainableWeights:
         self.masters = make_masters(self.masters.shard, team, parallel, self.compute.dtype)
 
     def in_shard(self, weight: Weight) -> slice:
-        """A weight's place in this process' shard of the masters; empty if none of it is there."""
+        """A weight's range in this process' shard of the masters; empty if the shard holds none of it."""
         held = self.masters.span
         start, stop = (min(max(end, held.start), held.stop) for end in (weight.span.start, weight.span.stop))
         return slice(start - held.start, stop - held.start)
 
     def refresh(self, shard: Tensor | None = None) -> None:
-        """Set the compute copies to the masters, or to another buffer that is sharded like them."""
+        """Set the compute copies from the masters, or from another buffer sharded like them."""
         self.masters.cast_into(self.compute, shard)
 
     def tensors(self, shard: Tensor | None = None) -> dict[str, Tensor]:
-        """Float32 copies by name, [out, in] again, of the masters or of another buffer that is sharded like them."""
-        flat, found = self.masters.all_gather(self.masters.shard if shard is None else shard), {}
+        """Float32 copies by name, as [out, in], of the masters or of another buffer sharded like them."""
+        flat, tensors = self.masters.all_gather(self.masters.shard if shard is None else shard), {}
         for name, weight in self.weights.items():
             stored = flat[weight.span].view(weight.grad.shape)
-            found[name] = (stored.t() if weight.transposed else stored).contiguous().clone()
-        return found
+            tensors[name] = (stored.t() if weight.transposed else stored).contiguous().clone()
+        return tensors
 
 
 def transpose(x: Tensor, out: Tensor) -> Tensor:

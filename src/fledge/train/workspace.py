@@ -1,7 +1,7 @@
-"""Memory that is used again and again.
+"""Reused memory.
 
-Fresh large tensors cost a page fault per 4 KiB, which on a CPU is as dear as the arithmetic on them. Temporaries
-therefore come from named buffers that only grow, and what autograd allocates is not handed back to the system.
+Fresh large tensors cost a page fault per 4 KiB, which on a CPU is as expensive as the arithmetic on them. So
+temporaries come from named buffers that only grow, and memory that autograd frees isn't returned to the system.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Workspace:
-    """Named scratch buffers. A name's content lasts until the name is taken again."""
+    """Named scratch buffers. A buffer's content is valid until its name is taken again."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
@@ -40,16 +40,16 @@ def pieces(rows: int, size: int) -> Iterator[slice]:
 
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # glibc's mallopt parameters
 _MMAP_MAX_DEFAULT, _TRIM_DEFAULT, _NEVER = 65536, 128 * 1024, 2**31 - 1
-_BY_CORES = 0  # as many heaps as the C library finds right, where it hasn't decided yet
+_BY_CORES = 0  # let the C library choose the number of heaps, if it hasn't yet
 
 
 @contextmanager
 def freed_memory_is_kept() -> Iterator[None]:
     """Let the C library keep large freed blocks for the next allocation (glibc; elsewhere nothing changes).
 
-    By default it returns them to the system, so that every activation tensor is faulted in again, page by page. All
-    threads use one heap meanwhile, so that a batch of the feed's thread may take what a step has freed. (glibc chooses
-    the number of heaps once: threads that start after this may keep to one heap.)
+    By default it returns them to the system, so that every activation tensor is faulted in again, page by page.
+    Meanwhile all threads share one heap, so that a batch read by the feed's thread can reuse a step's memory. (glibc
+    chooses the number of heaps once: threads started later may stay on one heap.)
     """
     library = _c_library()
     if library is None:
@@ -68,7 +68,7 @@ def freed_memory_is_kept() -> Iterator[None]:
 
 
 def return_unused_memory() -> None:
-    """Return free memory to the system. Called now and then, so that the needs of different batches don't add up."""
+    """Return free memory to the system. Called regularly so that the peaks of different batches don't add up."""
     library = _c_library()
     if library is not None:
         library.malloc_trim(0)

@@ -211,7 +211,7 @@ def test_cells_with_json_hold_conversations(tmp_path: Path) -> None:
     [
         ("a.jsonl", "".encode("utf-16") + "x".encode("utf-16"), "UTF-16; save it as UTF-8"),
         ("a.xlsx", b"PK", "can't tell the format"),
-        ("a.parquet", b"not parquet at all", r"a\.parquet can't be read .*; mend or replace it"),
+        ("a.parquet", b"not parquet at all", r"a\.parquet can't be read .*; fix or replace it"),
         ("a.jsonl.gz", b"not packed at all", r"a\.jsonl\.gz can't be read"),
         *(
             (f"a.jsonl{suffix}", pack(random.Random(0).randbytes(9000))[:4000], rf"a\.jsonl\{suffix} can't be read")

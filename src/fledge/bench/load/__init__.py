@@ -2,7 +2,7 @@
 
 options.py   what is sent, and how hard         drive.py     closed loop, Poisson, replayed traffic
 client.py    one streamed request, timed        metrics.py   percentiles, throughput, goodput
-counters.py  what the server says of its drafts results.py   the files, and comparisons
+counters.py  the server's counters of drafts results.py   the files, and comparisons
 servers.py   running servers, or started ones   run.py       all servers and levels, in alternation
 """
 

@@ -1,13 +1,13 @@
-"""One streamed request to an OpenAI-compatible server, and when each part of its answer came.
+"""One streamed request to an OpenAI-compatible server, with the arrival time of each part of its answer.
 
     sent                first chunk                                  last chunk      [DONE]
      |------- TTFT -------|---- gap ----|---- gap ----| ... ---- gap ----|
                           |------------- (tokens - 1) * TPOT ------------|
      |------------------------------- E2E ------------------------------|
 
-Under speculation a chunk may hold several tokens, the first one too. Where the server tells the tokens of each chunk,
-TPOT is over those after the first chunk, and gaps become inter-token latencies. Where it only counts them in the end
-(`usage`), TPOT takes the first chunk for one token, as vLLM's and SGLang's benchmarks do, and gaps are per chunk.
+With speculation a chunk may contain several tokens, including the first. If the server reports the tokens of each
+chunk, TPOT covers those after the first chunk, and gaps become inter-token latencies. If it only counts them at the end
+(`usage`), TPOT counts the first chunk as one token, as vLLM's and SGLang's benchmarks do, and gaps are per chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError  # of lines that are too long: no ClientError
+from aiohttp.http_exceptions import HttpProcessingError  # for overlong lines: not a ClientError
 
 from fledge.base.errors import ServerError
 
@@ -33,10 +33,10 @@ class RequestRecord:
 
     question_id: str
     turn: int
-    due: float  # when it was to be sent: the start of all its latencies
+    due: float  # scheduled send time: the start of all its latencies
     sent: float = 0.0
     arrivals: list[float] = field(default_factory=list)  # of chunks with text
-    # Tokens so far at each arrival, if the server tells.
+    # Tokens so far at each arrival, if the server reports them.
     arrival_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -48,12 +48,12 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """True if an answer came."""
+        """True if an answer arrived."""
         return self.error is None and bool(self.arrivals)
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first chunk, queueing in the load generator included."""
+        """Seconds to the first chunk, including queueing in the load generator."""
         return self.arrivals[0] - self.due
 
     @property
@@ -63,13 +63,13 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds per token after the first chunk's; None if there were none."""
+        """Mean seconds per token after the first chunk's; None without any."""
         later = self.output_tokens - (self.arrival_tokens[0] if self.arrival_tokens else 1)
         return (self.arrivals[-1] - self.arrivals[0]) / later if later > 0 else None
 
     @property
     def itls(self) -> list[float]:
-        """Seconds between tokens: a chunk's gap shared by its tokens where the server tells them, else the gap."""
+        """Seconds between tokens: a chunk's gap divided among its tokens if the server reports them, else the gap."""
         gaps = [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
         if not self.arrival_tokens:
             return gaps
@@ -79,7 +79,7 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class Call:
-    """How to ask a server: address, model and sampling."""
+    """How to call a server: address, model and sampling."""
 
     url: str  # http://host:port, without /v1
     model: str
@@ -113,7 +113,7 @@ class Call:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session without a limit on connections: the load generator decides how many are open."""
+    """A session without a connection limit: the load generator decides how many are open."""
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=600)
     return aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_LINE)
 
@@ -121,7 +121,7 @@ def open_session() -> aiohttp.ClientSession:
 async def send(
     session: aiohttp.ClientSession, call: Call, messages: Sequence[dict[str, str]], record: RequestRecord
 ) -> RequestRecord:
-    """Send one chat completion and fill in its record. Failures end in `record.error`, not in an exception."""
+    """Send one chat completion and fill in its record. Failures are stored in `record.error`, not raised."""
     record.sent = time.perf_counter()
     timeout = aiohttp.ClientTimeout(total=call.timeout_s)
     try:
@@ -133,11 +133,11 @@ async def send(
                 return record
             await _read_stream(response, record)
     except asyncio.TimeoutError:  # noqa: UP041 - aiohttp's own timeouts derive from it on 3.11 too
-        record.error = f"no whole answer within {call.timeout_s:.0f} s"
+        record.error = f"no complete answer within {call.timeout_s:.0f} s"
     except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
         record.error = _short(f"{type(error).__name__}: {error}")
     except (AttributeError, TypeError) as error:
-        record.error = _short(f"the server sent something else than a chat completion's chunks ({error})")
+        record.error = _short(f"the server sent something other than a chat completion's chunks ({error})")
     if record.error is None and not record.arrivals:
         record.error = "the answer is empty"
     if not record.counted:
@@ -164,7 +164,7 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord) 
     if record.error is None and not ended and record.finish_reason is None:
         streamed = bool(record.arrivals) or response.content_type == "text/event-stream"
         record.error = (
-            "the answer broke off: neither [DONE] nor a finish reason came"
+            "the answer was cut off: neither [DONE] nor a finish reason arrived"
             if streamed
             else f"the server sent {response.content_type}, not a stream of events"
         )
@@ -189,7 +189,7 @@ def _take(chunk: dict[str, Any], now: float, record: RequestRecord) -> None:
                 record.arrival_tokens.append(record.output_tokens)
         record.finish_reason = choice.get("finish_reason") or record.finish_reason
     if len(record.arrival_tokens) != len(record.arrivals):
-        record.arrival_tokens = []  # told for some chunks only: of no use
+        record.arrival_tokens = []  # reported for some chunks only: useless
 
 
 async def model_name(session: aiohttp.ClientSession, url: str, api_key: str | None = None) -> str:
@@ -201,7 +201,7 @@ async def model_name(session: aiohttp.ClientSession, url: str, api_key: str | No
             status, text = response.status, await response.text()
     except (asyncio.TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:  # noqa: UP041
         raise ServerError(
-            f"no server answers at {place} ({_short(str(error) or type(error).__name__)}); "
+            f"no server responds at {place} ({_short(str(error) or type(error).__name__)}); "
             "start it, or correct the address"
         ) from error
     if status != 200:

@@ -1,9 +1,9 @@
-"""What a server counts about speculation, read from its Prometheus page before and after a level.
+"""A server's counters of speculation, read from its Prometheus page before and after a level.
 
-vLLM counts drafts and tokens (`vllm:spec_decode_*_total`), so a level's own acceptance is a difference of two readings.
-SGLang only shows a recent mean (`sglang:spec_accept_length`). fledge's server has both names. Its rounds often have no
-draft, so it counts them and their tokens besides (`fledge:request_rounds_total`, `fledge:round_tokens_total`), and
-tells where their time went (`fledge:phase_seconds_total`).
+vLLM counts drafts and tokens (`vllm:spec_decode_*_total`), so a level's acceptance is the difference of two readings.
+SGLang only exposes a recent mean (`sglang:spec_accept_length`). fledge's server has both names. Since its rounds often
+have no draft, it also counts rounds and their tokens (`fledge:request_rounds_total`, `fledge:round_tokens_total`), and
+reports where their time goes (`fledge:phase_seconds_total`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _GAUGE = "spec_accept_length"  # SGLang's
 _DRAFTS, _ACCEPTED = "spec_decode_num_drafts", "spec_decode_num_accepted_tokens"
 _BY_POSITION, _PHASES = f"{_ACCEPTED}_per_pos ", "phase_seconds "
 
-# By name, without the engine's prefix and `_total`; behind it the position or phase that a sample is of.
+# By name, without the engine's prefix and `_total`; followed by the position or phase of a sample.
 Reading = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """What happened between two readings."""
+    """Changes between two readings."""
 
     tau: float
     drafts: int | None = None
     draft_tokens: int | None = None
     accepted: int | None = None
     by_position: tuple[float, ...] = ()  # [d - 1]: share of drafts whose accepted path reached depth d
-    phase_ms: Mapping[str, float] = field(default_factory=dict)  # mean per round, where the server tells
+    phase_ms: Mapping[str, float] = field(default_factory=dict)  # mean per round, if the server reports it
 
     def figures(self) -> dict[str, Any]:
         """The fields of a result row."""
@@ -57,12 +57,12 @@ class Speculation:
 
 
 def parse_metrics(text: str) -> Reading:
-    """The counters of a Prometheus page. Several engines' samples of one name add up; the gauge's are averaged."""
+    """The counters of a Prometheus page. Samples of one name from several engines are summed; the gauge is averaged."""
     sums: defaultdict[str, float] = defaultdict(float)
     gauges: list[float] = []
     for line in text.splitlines():
         match = _SAMPLE.match(line)
-        if match is None or not math.isfinite(value := float(match[3])):  # NaN: nothing was counted yet
+        if match is None or not math.isfinite(value := float(match[3])):  # NaN: nothing counted yet
             continue
         name = match[1].rpartition(":")[2].removesuffix("_total")
         if name == _GAUGE:
@@ -74,7 +74,7 @@ def parse_metrics(text: str) -> Reading:
 
 
 def between(before: Reading, after: Reading) -> Speculation | None:
-    """What the server did between two readings; None if it doesn't speculate, or doesn't count it."""
+    """The server's activity between two readings; None if it doesn't speculate or doesn't count it."""
     grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
     drafts, accepted = grown.get(_DRAFTS), grown.get(_ACCEPTED)
     if rounds := grown.get("request_rounds"):
@@ -86,7 +86,7 @@ def between(before: Reading, after: Reading) -> Speculation | None:
     if not tau:
         return None
 
-    def whole(name: str) -> int | None:
+    def as_int(name: str) -> int | None:
         return round(grown[name]) if name in grown else None
 
     depths = sorted(int(name.removeprefix(_BY_POSITION)) for name in grown if name.startswith(_BY_POSITION))
@@ -94,16 +94,16 @@ def between(before: Reading, after: Reading) -> Speculation | None:
     rounds = grown.get("rounds")
     return Speculation(
         tau=tau,
-        drafts=whole(_DRAFTS),
-        draft_tokens=whole("spec_decode_num_draft_tokens"),
-        accepted=whole(_ACCEPTED),
+        drafts=as_int(_DRAFTS),
+        draft_tokens=as_int("spec_decode_num_draft_tokens"),
+        accepted=as_int(_ACCEPTED),
         by_position=tuple(grown[f"{_BY_POSITION}{depth}"] / drafts for depth in depths) if drafts else (),
         phase_ms={name: 1e3 * seconds / rounds for name, seconds in phases.items()} if rounds else {},
     )
 
 
 async def read_counters(session: aiohttp.ClientSession, url: str) -> Reading:
-    """The server's counters now; an empty reading where there is no such page."""
+    """The server's current counters; an empty reading without such a page."""
     try:
         async with session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as response:
             return parse_metrics(await response.text()) if response.status == 200 else {}

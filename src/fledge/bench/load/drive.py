@@ -1,10 +1,10 @@
-"""What is sent when: conversations of a workload in a closed loop, at Poisson times, or as they once came in.
+"""When requests are sent: conversations of a workload in a closed loop, at Poisson times, or as recorded in a log.
 
     closed loop   a slot takes the next conversation when its last one has ended
-    open loop     a conversation starts when it is due, however busy the server is; its latencies count from then
+    open loop     a conversation starts when it is due, however busy the server is; latencies count from then
 
-The next turn of a conversation is sent as soon as the answer before is whole, in the same slot. Like chat clients, it
-leaves out what the model thought before it answered.
+A conversation's next turn is sent when the previous answer is complete, in the same slot. Like chat clients, it omits
+the model's reasoning.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fledge.bench.workloads import Prompt, Workload, read_workload
 
 @dataclass(frozen=True)
 class Arrival:
-    """A conversation and when its first turn is due, in seconds after the start; None: when a slot is free."""
+    """A conversation and the due time of its first turn, in seconds after the start; None: when a slot is free."""
 
     prompt: Prompt
     due: float | None
 
 
 def closed_loop(prompts: Sequence[Prompt], count: int) -> list[Arrival]:
-    """`count` conversations, taken in order and again from the start."""
+    """`count` conversations in order, starting over at the end."""
     return [Arrival(prompts[index % len(prompts)], None) for index in range(count)]
 
 
@@ -52,7 +52,7 @@ def poisson(prompts: Sequence[Prompt], count: int, rate: float, seed: int) -> li
 def read_traffic(url: str, speed: float = 1.0) -> tuple[Workload, list[Arrival]]:
     """A traffic log: JSON lines of `turns` with a `timestamp` in seconds, replayed `speed` times as fast."""
     if not 0 < speed < math.inf:
-        raise DataError(f"--speed is {speed}; give a number above 0: 2 is twice as fast as it came")
+        raise DataError(f"--speed is {speed}; give a number above 0: 2 is twice as fast as recorded")
     workload = read_workload(url)
     times = []
     for number, line in enumerate(read_bytes(url).decode("utf-8-sig").split("\n"), start=1):
@@ -71,7 +71,7 @@ def read_traffic(url: str, speed: float = 1.0) -> tuple[Workload, list[Arrival]]
 
 
 class Driven(NamedTuple):
-    """All requests of a level, in the order they ended, and the seconds from the first sent to the last ended."""
+    """All requests of a level, in completion order, and the seconds from the first send to the last completion."""
 
     records: list[RequestRecord]
     seconds: float

@@ -1,12 +1,12 @@
-"""A level's figures, under the names that SGLang's `bench_serving` and vLLM's `bench serve` write.
+"""A level's figures, named as in SGLang's `bench_serving` and vLLM's `bench serve`.
 
     {mean,median,std,p90,p95,p99,max}_{ttft,tpot,itl,e2e_latency}_ms      latencies in milliseconds
     request_throughput, input_throughput, output_throughput, total_throughput     per second
-    accept_length                                                     SGLang's name of tau
+    accept_length                                                     SGLang's name for tau
     spec_decode_*, request_goodput, total_token_throughput            vLLM's names
     phase_ms_per_round, cost_per_million_output_tokens                ours
 
-Percentiles interpolate between neighbours, as numpy does by default.
+Percentiles interpolate between adjacent values, as numpy does by default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = ("ttft", "tpot", "itl", "e2e_latency")
 
 
 def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """By kind, over the requests that were answered; ITL over all their tokens."""
+    """Latencies by kind, over answered requests; ITL over all their tokens."""
     done = [record for record in records if record.ok]
     return {
         "ttft": [1e3 * record.ttft for record in done],
@@ -35,7 +35,7 @@ def latencies_ms(records: Sequence[RequestRecord]) -> dict[str, list[float]]:
 
 
 def distribution(values: Sequence[float], name: str) -> dict[str, float | None]:
-    """The figures of one kind of latency; None where there is nothing to measure."""
+    """The figures of one kind of latency; None if there are no values."""
     names = [f"{figure}_{name}_ms" for figure in ("mean", "median", "std", "p90", "p95", "p99", "max")]
     if not values:
         return dict.fromkeys(names)
@@ -62,7 +62,7 @@ def meets(record: RequestRecord, slo: Objective) -> bool:
 
 
 def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
-    """What a million tokens cost, in the currency of the price."""
+    """The cost of a million tokens, in the price's currency."""
     return price_per_hour / (tokens_per_second * 3600) * 1e6
 
 
@@ -73,7 +73,7 @@ def level_figures(
     slo: Objective | None,
     price_per_hour: float | None = None,
 ) -> dict[str, Any]:
-    """What was measured at one level: a line of `load.jsonl`, without the fields that name the level."""
+    """The figures of one level: a line of `load.jsonl`, without the fields that name the level."""
     done = [record for record in records if record.ok]
     prompt, output = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     row: dict[str, Any] = {
@@ -92,9 +92,9 @@ def level_figures(
         "tokens_counted_by": "server" if done and all(record.counted for record in done) else "chunks",
         "itl_basis": "tokens" if done and all(record.arrival_tokens for record in done) else "chunks",
     }
-    found = latencies_ms(records)
+    latencies = latencies_ms(records)
     for kind in _KINDS:
-        row |= distribution(found[kind], kind)
+        row |= distribution(latencies[kind], kind)
     if slo is not None:
         row["request_goodput"] = sum(meets(record, slo) for record in records) / seconds
     if price_per_hour is not None and output:

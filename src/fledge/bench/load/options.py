@@ -1,4 +1,4 @@
-"""What a load test sends, and how hard."""
+"""Options of a load test."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class LoadOptions:
     requests: CountOrNone = 0  # per level; 0: two per slot, and at least 8; in an open loop 32
     max_tokens: Count = 128
     temperature: NotNegative = 0.0
-    ignore_eos: bool = False  # SGLang, vLLM and fledge know it; others refuse it
+    ignore_eos: bool = False  # supported by SGLang, vLLM and fledge; others reject it
     repeats: Count = 2  # of each level, alternating between servers
     warmup: CountOrNone = 2  # requests before the first level
     seed: int = 0  # of the Poisson arrivals
     timeout_s: float = 600.0  # of one request
     slo: Objective | None = None
     price_per_hour: Positive | None = None  # of one server's machine, for the cost of a million output tokens
-    model: str | None = None  # to ask for; None: the first that each server names
-    # Ask for the number of tokens with every chunk (vLLM's continuous_usage_stats); None: where the warm-up is answered
+    model: str | None = None  # requested model; None: the first that each server lists
+    # Request the number of tokens with every chunk (vLLM's continuous_usage_stats); None: if the warm-up is answered
     token_counts: bool | None = None
-    fresh: bool = False  # start each server anew for every block
-    ready_timeout_s: float = 600.0  # of a server that is started
+    fresh: bool = False  # restart each server for every block
+    ready_timeout_s: float = 600.0  # of a started server
 
     @model_validator(mode="after")
     def _some_level(self) -> LoadOptions:

@@ -1,4 +1,4 @@
-"""What a load test found: rows as other tools write them, and every server against the first.
+"""Results of a load test: rows in other tools' format, and every server against the first.
 
 load.jsonl        one line per server, level and repeat (`metrics.py` lists the fields)
 load.json         what was run, the comparisons, machine and versions
@@ -24,7 +24,7 @@ _ALL_AT_ONCE = "inf"
 
 
 class Comparison(BaseModel):
-    """One server against the baseline at one level: medians over the repeats, and how sure the ratios are."""
+    """One server against the baseline at one level: medians over the repeats, and intervals of the ratios."""
 
     server: str
     concurrency: int | None
@@ -42,19 +42,19 @@ class Comparison(BaseModel):
     tau: float | None
     noise: float | None
     significant: bool
-    identical: int  # answers equal to the baseline's, of those that both gave
+    identical: int  # answers equal to the baseline's, among those of both
     compared: int
-    rejected: str | None  # why the row isn't believed
-    remark: str | None = None  # what a reader should know of one that is
+    rejected: str | None  # why the row is implausible
+    remark: str | None = None  # a caveat about a plausible row
 
 
 class LoadResult(BaseModel):
-    """All of a load test."""
+    """The complete result of a load test."""
 
     version: int = 1
     servers: list[str]  # the baseline first
     models: dict[str, str]
-    commands: dict[str, str]  # how each server was started, or its address
+    commands: dict[str, str]  # each server's start command or address
     workload: str
     options: dict[str, Any]
     comparisons: list[Comparison]
@@ -64,7 +64,7 @@ class LoadResult(BaseModel):
     rows: list[dict[str, Any]] = []
 
     def save(self, folder: str) -> None:
-        """Write both files; load.json last, so that it stands for a whole result."""
+        """Write both files; load.json last, so that its existence implies a complete result."""
         write_rows(join(folder, "load.jsonl"), map(_strict, self.rows))
         write_json(join(folder, "load.json"), _strict(self.model_dump(exclude={"rows"})))
 
@@ -86,7 +86,7 @@ class LoadResult(BaseModel):
 
 
 def _strict(value: Any) -> Any:
-    """The value with infinite rates as the text that vLLM writes, because JSON has no infinity."""
+    """The value with infinite rates written as strings, as in vLLM, since JSON has no infinity."""
     if isinstance(value, Mapping):
         return {name: _strict(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -137,9 +137,9 @@ def compare_level(
     plain, other = ([here[name][block] for block in blocks] for name in (baseline, server))
     tpots = [(a["median_tpot_ms"], b["median_tpot_ms"]) for a, b in zip(plain, other, strict=True)]
     timed = [(a, b) for a, b in tpots if a and b]
-    found = compare_paired([b for _, b in timed], [a for a, _ in timed]) if timed else None
+    paired = compare_paired([b for _, b in timed], [a for a, _ in timed]) if timed else None
     tau = median_of(row.get("accept_length") for row in other)
-    speedup = found.ratio.value if found else None
+    speedup = paired.ratio.value if paired else None
     throughput, before = (
         median_of(row["output_throughput"] for row in part) or 0.0 for part in (other, plain)
     )
@@ -154,12 +154,12 @@ def compare_level(
         throughput=throughput,
         throughput_baseline=before,
         speedup=speedup,
-        speedup_low=found.ratio.low if found else None,
-        speedup_high=found.ratio.high if found else None,
+        speedup_low=paired.ratio.low if paired else None,
+        speedup_high=paired.ratio.high if paired else None,
         throughput_ratio=throughput / before if before else 0.0,
         tau=tau,
-        noise=found.noise if found and found.ratio.count > 1 else None,
-        significant=bool(found and found.significant),
+        noise=paired.noise if paired and paired.ratio.count > 1 else None,
+        significant=bool(paired and paired.significant),
         identical=same[0],
         compared=same[1],
         rejected=reason_to_reject(plain, other, speedup),
@@ -168,7 +168,7 @@ def compare_level(
 
 
 def reason_to_reject(plain: Sequence[Row], other: Sequence[Row], speedup: float | None) -> str | None:
-    """Why a level's ratio isn't believed; None if it is."""
+    """Why a level's ratio is implausible; None if it is plausible."""
     failed = sum(row["failed"] for row in (*plain, *other))
     if failed:
         return f"{failed} requests failed: {'; '.join(_errors((*plain, *other)))}"
@@ -181,8 +181,8 @@ def reason_to_reject(plain: Sequence[Row], other: Sequence[Row], speedup: float 
 
 
 def _remark(other: Sequence[Row], speedup: float | None, tau: float | None) -> str | None:
-    """A speed-up above tau isn't the head's alone, because a round costs at least a plain step. In an open loop it may
-    be, because there the slower server has more requests in flight."""
+    """A speed-up above tau isn't due to the head alone, since a round costs at least a plain step. In an open loop it
+    may be, because the slower server has more requests in flight."""
     closed = other[0]["max_concurrency"] is not None
     if not closed or speedup is None or tau is None or not 1.0 < tau < speedup:
         return None

@@ -1,10 +1,10 @@
-"""A load test from end to end: servers up, warm-up, every level in alternation, servers down.
+"""A load test from end to end: start servers, warm up, every level in alternation, stop servers.
 
     level 1   repeat 1: plain, eagle3    repeat 2: eagle3, plain      (ABBA)
     level 2   ...
 
-All servers stay up for the whole test, so that alternating between them costs nothing. With `options.fresh` a server is
-started for each block and stopped after it: only one is in memory, and no block finds the prefix cache of another.
+All servers stay up for the whole test, so alternating between them is free. With `options.fresh` a server is started
+for each block and stopped after it: only one is in memory, and no block can use another's prefix cache.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def run_load(
 ) -> LoadResult:
     """Measure every server at every level, or replay `traffic` with its own timing instead.
 
-    An interrupt or an error passes what was measured before it to `ended_early`, and is raised again.
+    An interrupt or an error passes the results so far to `ended_early`, and is raised again.
     """
     if options.fresh and not any(spec.command for spec in specs):
-        raise ServerError("--fresh can't start anew what runs already; give a server as NAME=start:COMMAND")
+        raise ServerError("--fresh can't restart a running server; give a server as NAME=start:COMMAND")
     levels = plan_levels(workload, options, traffic)
     api_key = os.environ.get("OPENAI_API_KEY")
     test = _LoadTest(specs, workload.name, options, levels, api_key, progress)
@@ -66,7 +66,7 @@ def run_load(
 def plan_levels(
     workload: Workload, options: LoadOptions, traffic: Sequence[Arrival] = ()
 ) -> dict[Level, Sequence[Arrival]]:
-    """What is sent at each level, in the order they are measured."""
+    """The conversations of each level, in the order of measurement."""
     if traffic:
         return {Level(None, None): traffic}
     prompts = workload.prompts
@@ -78,7 +78,7 @@ def plan_levels(
 
 @dataclass
 class _LoadTest:
-    """A test that runs, and what it has measured so far."""
+    """A running test and its results so far."""
 
     specs: Sequence[ServerSpec]
     workload: str
@@ -92,10 +92,10 @@ class _LoadTest:
 
     async def run(self) -> None:
         by_name = {spec.name: spec for spec in self.specs}
-        async with open_session() as session, AsyncExitStack() as whole:
+        async with open_session() as session, AsyncExitStack() as stack:
             calls: dict[str, Call] = {}
             for spec in () if self.options.fresh else self.specs:
-                calls[spec.name] = await whole.enter_async_context(self._ready(session, spec))
+                calls[spec.name] = await stack.enter_async_context(self._ready(session, spec))
             for turn in interleaved(list(self.levels), list(by_name), self.options.repeats):
                 async with AsyncExitStack() as block:
                     call = calls.get(turn.name)
@@ -106,13 +106,13 @@ class _LoadTest:
                 self.progress(turn.number, turn.total, note)
 
     def result(self) -> LoadResult:
-        """All that was measured until now."""
+        """All results so far."""
         return LoadResult(
             servers=[spec.name for spec in self.specs],
             models=self.models,
             commands={spec.name: spec.url or shlex.join(spec.command) for spec in self.specs},
             workload=self.workload,
-            options=json.loads(json.dumps(asdict(self.options))),  # as the file will have them
+            options=json.loads(json.dumps(asdict(self.options))),  # as they will be in the file
             comparisons=compare_levels(self.rows, [spec.name for spec in self.specs], self._same()),
             machine=machine_facts(),
             versions=versions(),
@@ -122,7 +122,7 @@ class _LoadTest:
 
     @asynccontextmanager
     async def _ready(self, session: aiohttp.ClientSession, spec: ServerSpec) -> AsyncIterator[Call]:
-        """Start a server if need be, warm it up, and say how to call it."""
+        """Start a server if necessary, warm it up, and return how to call it."""
         options = self.options
         place = running(spec, session, self.api_key, options.ready_timeout_s, options.model)
         async with place as (url, model):
@@ -142,12 +142,12 @@ class _LoadTest:
                 arrivals = closed_loop(prompts, options.warmup)
                 warm = await drive(session, call, arrivals, options.warmup)
                 if options.token_counts is None and not any(record.ok for record in warm.records):
-                    call = replace(call, token_counts=False)  # some refuse what they don't know
+                    call = replace(call, token_counts=False)  # some reject unknown fields
                     warm = await drive(session, call, arrivals, options.warmup)
                 if not any(record.ok for record in warm.records):
                     raise ServerError(
                         f"{spec.name} at {url} answers no request: {warm.records[0].error}; "
-                        "send one by hand to see what it wants"
+                        "send one by hand to see what it needs"
                     )
             yield call
 
@@ -168,25 +168,25 @@ class _LoadTest:
             **level_figures(driven.records, driven.seconds, speculation, options.slo, options.price_per_hour),
         }
         self.rows.append(row)
-        if not repeat and not options.temperature:  # only greedy answers can be compared
+        if not repeat and not options.temperature:  # only greedy answers are comparable
             texts = {(record.question_id, record.turn): record.text for record in driven.records if record.ok}
             self.answers[name, level] = texts
         return row
 
     def _same(self) -> dict[tuple[str, Level], tuple[int, int]]:
-        """By server and level: answers equal to the baseline's, and those that both gave."""
-        found = {}
+        """By server and level: answers equal to the baseline's, and the number of those compared."""
+        same = {}
         for (server, level), answers in self.answers.items():
             baseline = self.answers.get((self.specs[0].name, level), {})
             both = baseline.keys() & answers.keys()
-            found[server, level] = sum(baseline[one] == answers[one] for one in both), len(both)
-        return found
+            same[server, level] = sum(baseline[one] == answers[one] for one in both), len(both)
+        return same
 
     def _notes(self) -> list[str]:
         notes, answered = [], [row for row in self.rows if row["completed"]]
-        wanted = len(self.levels) * self.options.repeats * len(self.specs)
-        if len(self.rows) < wanted:
-            notes.append(f"Ended early: {len(self.rows)} of {wanted} blocks were measured.")
+        planned = len(self.levels) * self.options.repeats * len(self.specs)
+        if len(self.rows) < planned:
+            notes.append(f"Ended early: {len(self.rows)} of {planned} blocks were measured.")
         if answered and not self.options.fresh and len(self.levels) * self.options.repeats > 1:
             notes.append(
                 "Prompts come again at every level and repeat: a server with a prefix cache has computed them before, "
@@ -199,7 +199,7 @@ class _LoadTest:
             )
         if any(row["itl_basis"] == "chunks" for row in answered):
             notes.append(
-                "A server doesn't tell its chunks' tokens: ITL is the time between chunks, and TPOT takes the first "
+                "A server doesn't report its chunks' tokens: ITL is the time between chunks, and TPOT takes the first "
                 "for one token. Under speculation a chunk may hold several, and then TPOT is too low."
             )
         return notes

@@ -1,6 +1,6 @@
-"""The servers of a load test: running ones by address, or ones that are started for it and stopped after it.
+"""The servers of a load test: running ones by address, or ones started for the test and stopped afterwards.
 
-plain=http://localhost:8000                     runs already
+plain=http://localhost:8000                     already running
 eagle3=start:fledge serve --port {port}         started with a free port, awaited, and stopped
 """
 
@@ -21,7 +21,7 @@ from fledge.bench.load.client import model_name
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """One server of a comparison. `command` starts it; without one it runs already at `url`."""
+    """One server of a comparison. `command` starts it; without one it is already running at `url`."""
 
     name: str
     url: str | None = None
@@ -46,7 +46,7 @@ class ServerSpec:
                 raise ServerError(f"{text!r} doesn't say where the port goes; write {{port}} in the command")
             return cls(name, command=words)
         raise ServerError(
-            f"{text!r} is no server; write name=http://host:port or name=start:command --port {{port}}"
+            f"{text!r} is not a server; write name=http://host:port or name=start:command --port {{port}}"
         )
 
 
@@ -57,7 +57,7 @@ def parse_servers(texts: Sequence[str]) -> list[ServerSpec]:
     if not specs:
         raise ServerError("no server to measure; give --server name=http://host:port")
     if len(set(names)) != len(names):
-        raise ServerError(f"two servers have the same name ({', '.join(names)}); give each its own")
+        raise ServerError(f"two servers have the same name ({', '.join(names)}); give each its own name")
     return specs
 
 
@@ -65,7 +65,7 @@ def parse_servers(texts: Sequence[str]) -> list[ServerSpec]:
 async def running(
     spec: ServerSpec, session: aiohttp.ClientSession, api_key: str | None, timeout_s: float, model: str | None
 ) -> AsyncIterator[tuple[str, str]]:
-    """The server's address and model while it runs; model None: the first that it names."""
+    """The server's address and model while it runs; model None: the first it lists."""
     if spec.url is not None:
         yield spec.url, model or await model_name(session, spec.url, api_key)
         return

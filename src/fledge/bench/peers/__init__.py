@@ -1,7 +1,7 @@
-"""fledge beside other engines: same weights, same prompts, same number of tokens, in alternation.
+"""fledge compared with other engines: same weights, same prompts, same number of tokens, in alternation.
 
-catalogue.py  which engines there are      workers/   a script per engine, run by the engine's own Python
-run.py        all of them in turn          table.py   what is shown
+catalogue.py  the engines      workers/   a script per engine, run by the engine's own Python
+run.py        all of them in turn          table.py   the table
 """
 
 from fledge.bench.peers.run import PeerOptions, PeersFound, run_peers

@@ -1,4 +1,4 @@
-"""Which engines can be measured beside fledge, how each is installed, and which modes it has."""
+"""The engines that can be compared with fledge, how each is installed, and its modes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Peer:
     worker: str
     modes: tuple[str, ...]
     install: str
-    module: str = ""  # that must be importable in its Python
-    program: str = ""  # of an engine that isn't a Python package
-    # True: needs weights (and head) in its own form, named with --model (and --draft)
+    module: str = ""  # must be importable in its Python
+    program: str = ""  # executable of an engine that isn't a Python package
+    # True: needs weights (and head) in its own format, given with --model (and --draft)
     own_model: bool = False
 
     def find(self, programs: Mapping[str, str]) -> str | None:
-        """Its Python or program, as given or as found here; None if it isn't installed."""
-        given = programs.get(self.name)
+        """Its Python or program, as given or found here; None if it isn't installed."""
+        program = programs.get(self.name)
         if self.program:
-            return shutil.which(given or self.program)
-        python = given or sys.executable
+            return shutil.which(program or self.program)
+        python = program or sys.executable
         return python if installed(python, self.module) else None
 
 
@@ -75,7 +75,7 @@ PEERS = (
 
 
 def installed(python: str, module: str) -> bool:
-    """Whether a Python can import a module, without importing it here."""
+    """Whether another Python can import a module, without importing it here."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     try:
         return (

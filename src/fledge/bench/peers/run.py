@@ -1,10 +1,10 @@
-"""Every peer in its own process and Python, all of them loaded, asked in turn.
+"""Runs every peer in its own process and Python, all loaded at once and measured in turn.
 
-An engine that isn't being asked is stopped (SIGSTOP), with the processes it started: some keep spinning after an
-answer, which makes rounds of many short forwards in another engine half as slow again.
+An engine whose turn it isn't is stopped (SIGSTOP) with its child processes: some keep spinning after an answer, which
+makes rounds of many short forwards in another engine 1.5 times as slow.
 
-TPOT at one request in flight is the time of a whole answer less the time of its first token, over the other tokens;
-the same for every engine, whatever statistics it keeps. Throughput counts whole answers, prefill included.
+TPOT at one request in flight is the time of a whole answer minus that of its first token, divided by the other tokens;
+the same for every engine, whatever its own statistics. Throughput counts whole answers including prefill.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _MARGIN = 8
 
 @checked(frozen=True)
 class PeerOptions:
-    """What to measure."""
+    """Options of a comparison."""
 
     target: str
     head: str | None  # folder of the draft head
     peers: tuple[str, ...] = ()  # only these; empty: all
     modes: tuple[str, ...] = ()  # only these; empty: all
     programs: Mapping[str, str] = field(default_factory=dict)  # peer -> its Python, or its server's program
-    models: Mapping[str, str] = field(default_factory=dict)  # peer -> the weights in its own form
-    drafts: Mapping[str, str] = field(default_factory=dict)  # peer -> the head in its own form
+    models: Mapping[str, str] = field(default_factory=dict)  # peer -> the weights in its own format
+    drafts: Mapping[str, str] = field(default_factory=dict)  # peer -> the head in its own format
     workload: str = "mixed"
     prompts: Count = 8
     max_tokens: AnswerTokens = 64
@@ -57,18 +57,18 @@ class PeerOptions:
     def __post_init__(self) -> None:
         """Raise a DataError for peers or modes that don't exist."""
         names, modes = [peer.name for peer in PEERS], {mode for peer in PEERS for mode in peer.modes}
-        asked = {*self.peers, *self.programs, *self.models, *self.drafts}
-        for what, unknown, known in (
-            ("peer", asked - set(names), names),
+        named = {*self.peers, *self.programs, *self.models, *self.drafts}
+        for what, unknown, choices in (
+            ("peer", named - set(names), names),
             ("mode", set(self.modes) - modes, sorted(modes)),
         ):
             if unknown:
-                raise DataError(f"no {what} is called {min(unknown)!r}; use one of {', '.join(known)}")
+                raise DataError(f"no {what} is called {min(unknown)!r}; use one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True)
 class PeerRow:
-    """One peer in one mode at one concurrency, once."""
+    """One measurement of one peer in one mode at one concurrency."""
 
     peer: str
     mode: str
@@ -77,8 +77,8 @@ class PeerRow:
     repeat: int
     tpot_ms: float | None  # at one request in flight
     throughput: float
-    identical: int | None  # answers equal to fledge's plain ones, if those were measured
-    own: int | None  # answers equal to the same peer's plain ones, if those were
+    identical: int | None  # answers equal to fledge's plain ones, if measured
+    own: int | None  # answers equal to the same peer's plain ones, if measured
     answers: int
 
 
@@ -117,7 +117,7 @@ class Worker:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let it run inside, and stop it afterwards."""
+        """Resume it inside the context, and pause it afterwards."""
         self.resume()
         try:
             yield
@@ -125,26 +125,26 @@ class Worker:
             self.pause()
 
     def pause(self) -> None:
-        """Stop it and all that it started."""
+        """Stop the process and its children."""
         each(self._whole, psutil.Process.suspend)
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Continue the process and its children."""
         each(self._whole, psutil.Process.resume)
 
     def ask(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one line, read one line."""
+        """Send one line and read one line."""
         self.send(value)
         return self.receive()
 
     def send(self, value: Mapping[str, Any]) -> None:
-        """Write a line to the process. If it has ended, `receive` says so."""
+        """Write a line to the process. If it has ended, `receive` raises."""
         with suppress(BrokenPipeError):
             self._stdin.write(json.dumps(value) + "\n")
             self._stdin.flush()
 
     def receive(self) -> dict[str, Any]:
-        """The next line of the process."""
+        """The next line from the process."""
         line = self._stdout.readline()
         answer = json.loads(line) if line else {"error": f"ended without an answer: {self._tail()}"}
         if "error" in answer:
@@ -154,10 +154,10 @@ class Worker:
         return dict(answer)
 
     def end(self) -> None:
-        """Let the process end by itself, else kill it."""
+        """Let the process end by itself, or else kill it."""
         self.resume()
         for stream in (self._stdin, self._stdout):
-            with suppress(BrokenPipeError):  # what an ended process never read
+            with suppress(BrokenPipeError):  # unread input of an ended process
                 stream.close()
         try:
             self._process.wait(20)
@@ -171,7 +171,7 @@ class Worker:
 
 
 def run_peers(target: Target, options: PeerOptions, progress: Progress = silent) -> PeersFound:
-    """Load every peer that is there, in every mode it has, and ask all in alternation."""
+    """Load every installed peer in every mode, and measure all in alternation."""
     chosen, missing = choose_peers(options)
     prompts = _prompts(target, options)
     if len(prompts) < max(options.concurrency):
@@ -181,7 +181,7 @@ def run_peers(target: Target, options: PeerOptions, progress: Progress = silent)
         )
     context = max(len(one["ids"]) for one in prompts) + options.max_tokens + _MARGIN
     rows: list[PeerRow] = []
-    # If we are ended or killed, stopped workers are woken, so that they find their input closed and end.
+    # If we are ended or killed, stopped workers are continued, so that they find their input closed and end.
     with stopping_on_sigterm(), waking_at_our_end() as waker, ExitStack() as stack:
         workers: dict[str, Worker] = {}
         for peer, mode, program in chosen:
@@ -207,7 +207,7 @@ def run_peers(target: Target, options: PeerOptions, progress: Progress = silent)
 
 
 def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
-    """The engines and modes to measure, and a line for each that can't be."""
+    """The engines and modes to measure, and a line for each that can't be measured."""
     chosen, missing = [], []
     for peer in PEERS:
         if options.peers and peer.name not in options.peers:
@@ -217,13 +217,13 @@ def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
             missing.append(f"{peer.name}: not installed; {peer.install}, and give --program {peer.name}=PATH")
         elif peer.own_model and peer.name not in options.models:
             missing.append(
-                f"{peer.name}: needs the weights in its own form; {peer.install}, and give --model {peer.name}=PATH"
+                f"{peer.name}: needs the weights in its own format; {peer.install}, and give --model {peer.name}=PATH"
             )
         else:
             for mode in _best_modes(peer, options):
                 if mode == "eagle3" and peer.own_model and peer.name not in options.drafts:
                     missing.append(
-                        f"{peer.name}: needs the head in its own form for eagle3; give --draft "
+                        f"{peer.name}: needs the head in its own format for eagle3; give --draft "
                         f"{peer.name}=PATH"
                     )
                     continue
@@ -232,7 +232,7 @@ def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:
 
 
 def _best_modes(peer: Peer, options: PeerOptions) -> list[str]:
-    """The modes that were asked for; or plain and the best speculation: the head if there is one, else n-grams."""
+    """The requested modes, or else plain and the best speculation: the head if there is one, or n-grams."""
     has_head = (options.drafts.get(peer.name) or options.head) is not None
     modes = [mode for mode in peer.modes if mode != "eagle3" or has_head]
     if options.modes:
@@ -242,7 +242,7 @@ def _best_modes(peer: Peer, options: PeerOptions) -> list[str]:
 
 @contextmanager
 def waking_at_our_end() -> Iterator[IO[str]]:
-    """Where to write the process ids of workers that are to be woken once this process is gone, even if killed."""
+    """A stream for the process ids of workers to continue when this process is gone, even if killed."""
     script = str(resources.files("fledge.bench.peers") / "waker.py")
     with subprocess.Popen(
         [sys.executable, script], stdin=subprocess.PIPE, text=True, start_new_session=True
@@ -254,7 +254,7 @@ def waking_at_our_end() -> Iterator[IO[str]]:
 
 @contextmanager
 def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any]) -> Iterator[Worker]:
-    """Start a peer's process and tell it what to load; it runs in the peer's own Python, or in ours."""
+    """Start a peer's process and send it its configuration; it runs in the peer's own Python, or in ours."""
     script = Path(str(resources.files("fledge.bench.peers") / "workers" / peer.worker))
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
@@ -273,7 +273,7 @@ def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any])
 
 
 def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
-    """Wait for all of them, which load at the same time. Those that can't are removed; their errors are returned."""
+    """Wait for all workers, which load concurrently. Failed ones are removed; their errors are returned."""
     errors = []
     for name, worker in list(workers.items()):
         try:
@@ -285,7 +285,7 @@ def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
 
 
 def _prompts(target: Target, options: PeerOptions) -> list[dict[str, Any]]:
-    """Token ids for engines that take them, and the same as text for those that don't."""
+    """Token ids for engines that accept them, and the same as text for the others."""
     every = find_workload(options.workload).limited(options.prompts).token_ids(target)
     return [{"ids": ids, "text": target.tokenizer.decode(ids)} for ids in every]
 
@@ -297,7 +297,7 @@ def _measure(
     rows: list[PeerRow],
     progress: Progress,
 ) -> list[str]:
-    """Fill `rows`. The rows of an engine that fails on the way are removed, and its error is returned."""
+    """Fill `rows`. The rows of an engine that fails are removed, and its error is returned."""
     failed: dict[str, str] = {}
     for name, worker in workers.items():  # warm up: first calls compile, allocate and page in
         try:
@@ -305,7 +305,7 @@ def _measure(
         except ServerError as error:
             failed[name] = str(error)
         worker.pause()
-    plain: dict[tuple[str, int], list[list[int]]] = {}  # by peer and level: answers of its plain mode
+    plain: dict[tuple[str, int], list[list[int]]] = {}  # answers of the plain mode, by peer and level
     for turn in interleaved(options.concurrency, list(workers), options.repeats):
         if turn.name in failed:
             continue
@@ -333,19 +333,19 @@ def _measure(
 def _ask_level(
     worker: Worker, prompts: Sequence[dict[str, Any]], level: int, repeat: int, max_tokens: int
 ) -> tuple[PeerRow, list[list[int]]]:
-    """Ask all prompts in groups of `level`; with one in flight also each first token alone, for the TPOT."""
+    """Ask all prompts in groups of `level`; with one in flight, also each first token alone, for the TPOT."""
     tokens: list[list[int]] = []
-    whole = first = 0.0
+    total = first = 0.0
     for start in range(0, len(prompts), level):
         group = prompts[start : start + level]
         if level == 1:
             first += worker.ask({"prompts": group, "max_tokens": 1})["seconds"]
         answer = worker.ask({"prompts": group, "max_tokens": max_tokens})
-        whole += answer["seconds"]
+        total += answer["seconds"]
         tokens += answer["tokens"]
-    made = sum(map(len, tokens))
-    later = made - len(prompts)
-    tpot = 1e3 * (whole - first) / later if level == 1 and later > 0 else None
+    count = sum(map(len, tokens))
+    later = count - len(prompts)
+    tpot = 1e3 * (total - first) / later if level == 1 and later > 0 else None
     return PeerRow(
-        worker.peer, worker.mode, worker.version, level, repeat, tpot, made / whole, None, None, len(prompts)
+        worker.peer, worker.mode, worker.version, level, repeat, tpot, count / total, None, None, len(prompts)
     ), tokens

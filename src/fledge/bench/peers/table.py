@@ -19,20 +19,20 @@ _COLUMNS = ["engine", "mode", "in flight", "TPOT ms", "tokens/s", "over fledge p
 _COLUMNS += ["as its plain", "as fledge"]
 
 
-def peers_table(found: PeersFound) -> Table:
+def peers_table(peers: PeersFound) -> Table:
     """A line per engine, mode and concurrency, the fastest first."""
-    keys = dict.fromkeys((row.concurrency, row.peer, row.mode) for row in found.rows)
+    keys = dict.fromkeys((row.concurrency, row.peer, row.mode) for row in peers.rows)
     rows: list[tuple[int, float, list[str]]] = []
     for level, peer, mode in keys:
-        own = _select(found.rows, level, peer, mode)
-        speed = median(row.throughput for row in own)
-        tpots = [row.tpot_ms for row in own if row.tpot_ms is not None]
-        base = _select(found.rows, level, *_BASELINE)
+        block = _select(peers.rows, level, peer, mode)
+        speed = median(row.throughput for row in block)
+        tpots = [row.tpot_ms for row in block if row.tpot_ms is not None]
+        base = _select(peers.rows, level, *_BASELINE)
         over = [ABSENT, ABSENT]
         if base:
-            ratio = compare_paired([r.throughput for r in base], [r.throughput for r in own]).ratio
+            ratio = compare_paired([r.throughput for r in base], [r.throughput for r in block]).ratio
             over = [times(ratio.value), interval(ratio.low, ratio.high)]
-        first = own[0]  # greedy answers don't change from repeat to repeat
+        first = block[0]  # greedy answers don't change from repeat to repeat
         same = [
             ABSENT if count is None else f"{count} of {first.answers}"
             for count in (first.own, first.identical)
@@ -43,28 +43,28 @@ def peers_table(found: PeersFound) -> Table:
     return Table(_COLUMNS, [cells for *_, cells in sorted(rows)])
 
 
-def peers_notes(found: PeersFound) -> list[str]:
-    """Where another engine is ahead of fledge's best mode, which are missing, and what few repeats leave open."""
-    repeats = 1 + max((row.repeat for row in found.rows), default=0)
-    return [*_behind(found), *found.missing, *range_note(repeats)]
+def peers_notes(peers: PeersFound) -> list[str]:
+    """Where another engine beats fledge's best mode, which peers are missing, and a caveat for few repeats."""
+    repeats = 1 + max((row.repeat for row in peers.rows), default=0)
+    return [*_behind(peers), *peers.missing, *range_note(repeats)]
 
 
-def write_peers(folder: str, found: PeersFound) -> None:
-    """`peers.jsonl`, `peers.md` and what they were measured with."""
-    write_rows(join(folder, "peers.jsonl"), map(asdict, found.rows))
+def write_peers(folder: str, peers: PeersFound) -> None:
+    """Write `peers.jsonl` and `peers.md`, with options, machine and versions."""
+    write_rows(join(folder, "peers.jsonl"), map(asdict, peers.rows))
     machine = machine_facts()
-    setting = {"options": asdict(found.options), "machine": machine.model_dump(), "versions": versions()}
+    setting = {"options": asdict(peers.options), "machine": machine.model_dump(), "versions": versions()}
     write_json(join(folder, "peers.json"), setting)
-    notes = "".join(f"- {line}\n" for line in peers_notes(found))
+    notes = "".join(f"- {line}\n" for line in peers_notes(peers))
     setup = (
-        f"{machine.cpu}, {machine.cores} cores; interleaved, greedy, {found.options.max_tokens} new tokens"
+        f"{machine.cpu}, {machine.cores} cores; interleaved, greedy, {peers.options.max_tokens} new tokens"
     )
-    page = f"Peers on {setup}.\n\n{markdown_table(*peers_table(found))}\n\n{notes}"
+    page = f"Peers on {setup}.\n\n{markdown_table(*peers_table(peers))}\n\n{notes}"
     write_atomic(join(folder, "peers.md"), page.encode())
 
 
 def read_peers(path: str) -> PeersFound:
-    """The rows of a `peers.jsonl`, to make its table again."""
+    """The rows of a `peers.jsonl`, to rebuild its table."""
     rows = [PeerRow(**json.loads(line)) for line in read_bytes(path).decode().splitlines()]
     return PeersFound(rows, [], PeerOptions(target="", head=None))
 
@@ -76,14 +76,14 @@ def _select(rows: Sequence[PeerRow], level: int, peer: str, mode: str) -> list[P
     )
 
 
-def _behind(found: PeersFound) -> list[str]:
+def _behind(peers: PeersFound) -> list[str]:
     notes = []
-    for level in dict.fromkeys(row.concurrency for row in found.rows):
+    for level in dict.fromkeys(row.concurrency for row in peers.rows):
         best: dict[str, float] = {}
-        for row in found.rows:
+        for row in peers.rows:
             if row.concurrency == level:
-                own = _select(found.rows, level, row.peer, row.mode)
-                best[row.peer] = max(best.get(row.peer, 0.0), median(one.throughput for one in own))
+                rows = _select(peers.rows, level, row.peer, row.mode)
+                best[row.peer] = max(best.get(row.peer, 0.0), median(one.throughput for one in rows))
         fledge = best.get("fledge")
         ahead = [
             f"{peer} {times(speed / fledge)}" for peer, speed in best.items() if fledge and speed > fledge

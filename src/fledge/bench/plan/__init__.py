@@ -1,7 +1,7 @@
-"""Predicts speed, bytes and hours from a model's shape and a device's data sheet, before anything is rented.
+"""Predicts speed, bytes and hours from a model's shape and a device's data sheet, before renting anything.
 
 shape.py     weights and KV bytes from config.json        forward.py   seconds of a forward and of a round
-predict.py   the tables `fledge plan` prints              check.py     against a benchmark of this machine
+predict.py   the tables of `fledge plan`              check.py     against a benchmark of this machine
 """
 
 from fledge.bench.plan.check import check_table

@@ -1,13 +1,13 @@
-"""The simulator against what was measured on this machine, answer by answer.
+"""The simulator compared with measurements on this machine, answer by answer.
 
-    by forwards   an answer's tokens over its rounds, each of them the single forwards that the same benchmark timed and
-                  what the host adds: does the round's equation add up to the speed-up of whole answers?
+    by forwards   an answer's tokens over its rounds, each the sum of single forwards timed in the same benchmark and
+                  the host's time: does the round's equation add up to the speed-up of whole answers?
     by shape      the same from config.json and a few numbers of the machine: the bytes per second of a plain step, the
-                  FLOP/s of the largest verify, a draft step's fixed cost, and what the host adds to a step and to each
-                  kind of round. Is the roofline good enough to plan with?
+                  FLOP/s of the largest verify, a draft step's fixed cost, and the host's time per step and per kind of
+                  round. Is the roofline good enough to plan with?
 
-The tokens and the trees of each answer's rounds come from the benchmark, and so does the host's time: what its clock
-counted besides forwards. The prediction is the median over the answers, as the measured speed-up is.
+The tokens, the trees of each answer's rounds and the host's time (what its clock counted besides forwards) come from
+the benchmark. The prediction is the median over the answers, like the measured speed-up.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def check_table(bench: BenchResult, model: ModelShape, draft_vocab: int) -> Tabl
 
 
 def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_vocab: int) -> float:
-    """The median speed-up by the roofline, calibrated to this machine."""
-    costs, host, rows = _known(bench, head)
+    """The median speed-up from the roofline, calibrated to this machine."""
+    costs, host, rows = _measured(bench, head)
     small = HeadShape.of(model, draft_vocab)
     device = calibrated(costs, model, small)
     plain = round_seconds(model, small, replace(device, host=host.step / 1e3), 1, PLAIN, costs.context)
@@ -63,8 +63,8 @@ def predict_from_shape(bench: BenchResult, head: str, model: ModelShape, draft_v
 
 
 def predict_from_costs(bench: BenchResult, head: str) -> float:
-    """The median speed-up from single forwards as they were timed."""
-    costs, host, rows = _known(bench, head)
+    """The median speed-up from the timed single forwards."""
+    costs, host, rows = _measured(bench, head)
     return _median_speedup(rows, lambda tree: round_ms(costs, tree, host), costs.plain_step_ms + host.step)
 
 
@@ -82,10 +82,10 @@ class HostTimes(NamedTuple):
 
 
 def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
-    """What the engine's clock counted besides forwards, per step of plain decode and per round.
+    """Time besides forwards on the engine's clock, per step of plain decode and per round.
 
-    In a round this includes what drafting and extend took beyond their forwards, such as a head's catching up after
-    plain rounds. Least squares over the answers tell the kinds of rounds apart.
+    For a round this includes the time of drafting and extend besides their forwards, such as a head's catching up after
+    plain rounds. Least squares over the answers separate the kinds of rounds.
     """
     counts = np.zeros((len(rows), 3))  # by answer: rounds without the head, rounds with it, draft steps
     besides = np.zeros(len(rows))
@@ -100,15 +100,15 @@ def host_times(costs: Costs, rows: Sequence[AnswerRow]) -> HostTimes:
         }
         besides[place] = row.phases_ms.get("host", 0.0) + row.phases_ms.get("accept", 0.0)
         besides[place] += sum(max(row.phases_ms.get(name, 0.0) - ms, 0.0) for name, ms in forwards.items())
-    found = np.linalg.lstsq(counts, besides, rcond=None)[0]
+    solution = np.linalg.lstsq(counts, besides, rcond=None)[0]
     decoded = sum(max(row.tokens - 1, 1) for row in rows)
     plain = sum(row.phases_plain_ms.get("host", 0.0) for row in rows) / decoded
-    return HostTimes(plain, *map(float, found))
+    return HostTimes(plain, *map(float, solution))
 
 
 def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
-    """This machine in bf16: how fast a plain step reads, how fast the largest verify computes, and what a draft step
-    takes beyond reading the head's weights. If it takes less than that, they are stored in fewer bytes."""
+    """This machine in bf16: the bandwidth of a plain step, the FLOP/s of the largest verify, and a draft step's time
+    besides reading the head's weights. If a step is faster than reading them, they are stored in fewer bytes."""
     rows, largest_ms = max(costs.verify_ms.items())
     ideal = Device(bandwidth=1.0, flops=1.0, weight_bytes=2.0, overhead=0.0)
     read = forward_seconds(model, replace(ideal, flops=math.inf), 1, 1, costs.context)
@@ -125,7 +125,7 @@ def calibrated(costs: Costs, model: ModelShape, head: HeadShape) -> Device:
 def round_ms(costs: Costs, tree: TreeShape, host: HostTimes) -> float:
     """A round of one request in an engine that speculates, from single forwards."""
     spent = verify_cost(costs, tree.nodes) * costs.plain_step_ms + host.of(tree)
-    if not tree.depth:  # plain, or nothing but copies
+    if not tree.depth:  # plain, or only lookup
         return spent
     draft, extend = costs.draft_step_ms or 0.0, costs.extend_ms or 0.0
     return spent + (tree.depth - 1) * draft + extend
@@ -141,7 +141,7 @@ def verify_cost(costs: Costs, rows: int) -> float:
 
 
 def _median_speedup(rows: Sequence[AnswerRow], cost: Callable[[TreeShape], float], plain: float) -> float:
-    """Median over the answers, whose rounds take `cost` and whose steps of plain decode take `plain`."""
+    """Median over the answers, whose rounds take `cost` and whose plain steps take `plain`."""
     return median(
         plain
         * row.round_tokens
@@ -150,15 +150,15 @@ def _median_speedup(rows: Sequence[AnswerRow], cost: Callable[[TreeShape], float
     )
 
 
-def _known(bench: BenchResult, head: str) -> tuple[Costs, HostTimes, list[AnswerRow]]:
-    """Costs, host times and answers. The costs are scaled to the pace that the machine had during the answers."""
+def _measured(bench: BenchResult, head: str) -> tuple[Costs, HostTimes, list[AnswerRow]]:
+    """Costs, host times and answers, with the costs scaled to the machine's speed during the answers."""
     costs = bench.costs
     rows = [
         row for row in bench.rows(head) if row.speedup is not None and row.rejected is None and row.shapes
     ]
     if costs is None or costs.draft_step is None or not costs.verify_ms or not rows:
         raise DataError(
-            "this run holds no costs or tree shapes to predict from; run `fledge bench` with bench.cost_repeats above 0"
+            "this run has no costs or tree shapes to predict from; run `fledge bench` with bench.cost_repeats above 0"
         )
     host = host_times(costs, rows)
     step = median(row.tpot_plain_ms for row in rows) - host.step

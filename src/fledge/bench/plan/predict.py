@@ -1,4 +1,4 @@
-"""The tables of `fledge plan`: speed by concurrency, then what data, features and training take."""
+"""The tables of `fledge plan`: speed by concurrency, then the cost of data, features and training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fledge.engine import PLAIN, TreeShape
 from fledge.features import bytes_per_token
 from fledge.train import TrainOptions
 
-_GENERATING = 64  # requests at once while the target writes its answers
-_TRAINING_SHARE = 0.5  # of what kernels reach otherwise: attention, loss and the optimiser are less dense
-_TRAINED = TrainOptions()  # as a recipe that says nothing else
+_GENERATING = 64  # concurrent requests while the target writes its answers
+_TRAINING_SHARE = 0.5  # relative to other kernels: attention, loss and optimiser are less dense
+_TRAINED = TrainOptions()  # the defaults of a recipe
 
 
 @checked(frozen=True)
@@ -82,7 +82,7 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is printed."""
+    """The printed prediction."""
 
     title: str
     speeds: list[SpeedRow]
@@ -92,7 +92,7 @@ class Plan:
 
 
 def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
-    """Predict speed by concurrency, and what data, features and training take."""
+    """Predict speed by concurrency, and the cost of data, features and training."""
     device, shape = options.device, TreeShape(*options.tree)
     head = HeadShape.of(model, options.draft_vocab)
     speeds = [predict_speed(model, head, device, options, shape, level) for level in options.concurrency]
@@ -116,9 +116,9 @@ def predict_speed(
 ) -> SpeedRow:
     """One level of load."""
     plain = round_seconds(model, head, device, level, PLAIN, options.context)
-    whole = round_seconds(model, head, device, level, shape, options.context)
+    round_s = round_seconds(model, head, device, level, shape, options.context)
     tau = tree_tau(options.acceptance, shape.depth)
-    return SpeedRow(level, 1e3 * plain, 1e3 * whole / tau, level / plain, level * tau / whole, tau)
+    return SpeedRow(level, 1e3 * plain, 1e3 * round_s / tau, level / plain, level * tau / round_s, tau)
 
 
 def _speed_cells(row: SpeedRow, options: PlanOptions) -> list[str]:

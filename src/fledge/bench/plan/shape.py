@@ -1,7 +1,7 @@
 """Weights, FLOPs and KV bytes of a target and of its head, from `config.json` alone.
 
-Any Hugging Face decoder with the usual keys is understood, mixtures of experts too, whether fledge's own engine can run
-it or not: the head may be served by SGLang or vLLM.
+Supports any Hugging Face decoder with the usual keys, including mixtures of experts, even if fledge's engine can't run
+it: the head may be served by SGLang or vLLM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fledge.target.config import as_transformers_reads
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides the cost of a forward. Counts are weights, not bytes."""
+    """What determines the cost of a forward. Counts are weights, not bytes."""
 
     name: str
     layers: int
@@ -29,29 +29,29 @@ class ModelShape:
     attention: int  # weights of one layer's projections
     mlp: int  # weights of an MLP of `intermediate_size`
     dense: int  # weights of all layers' dense MLPs together
-    kv_width: int  # values that one layer keeps of a token
+    kv_width: int  # values one layer stores per token
     attention_flops: int  # FLOPs of one row for each token it sees in one layer: scores and weighted sum
     expert: int = 0  # weights of one expert
     expert_layers: int = 0  # layers that have experts
     experts: int = 1  # of such a layer
     experts_used: int = 1  # per token
-    shared: int = 0  # weights of such a layer that every token passes besides
-    windows: tuple[int, ...] = ()  # of the layers whose rows see no more tokens than these
-    quantised: str = ""  # how, if config.json says so
+    shared: int = 0  # further weights of such a layer used by every token
+    windows: tuple[int, ...] = ()  # attention windows of the layers that have one
+    quantised: str = ""  # method, if given in config.json
 
     @property
     def weights(self) -> int:
-        """All weights a decode can touch: layers and lm_head, without the embedding, of which one row is read."""
+        """All weights a decode may read: layers and lm_head, without the embedding, of which one row is read."""
         return self._always + self.expert_layers * self.experts * self.expert
 
     def weights_read(self, rows: int) -> float:
-        """Weights a forward over `rows` tokens reads, with the experts that these tokens choose on average."""
+        """Weights read by a forward over `rows` tokens, with the experts that these tokens choose on average."""
         missed = (1 - self.experts_used / self.experts) ** rows
         return self._always + self.expert_layers * self.experts * (1 - missed) * self.expert
 
     @property
     def weights_per_token(self) -> int:
-        """Weights that one token is multiplied with."""
+        """Weights that one token is multiplied by."""
         return self._always + self.expert_layers * self.experts_used * self.expert
 
     @property
@@ -60,9 +60,9 @@ class ModelShape:
         return layers + self.hidden * self.vocab
 
     def seen(self, context: int) -> int:
-        """Tokens that a row after `context` others sees, over all layers."""
-        whole = self.layers - len(self.windows)
-        return whole * context + sum(min(context, window) for window in self.windows)
+        """Tokens visible to a row after `context` others, over all layers."""
+        full_layers = self.layers - len(self.windows)
+        return full_layers * context + sum(min(context, window) for window in self.windows)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class HeadShape:
     """The EAGLE-3 head for a target: one layer whose attention reads embedding and feature side by side."""
 
     weights: int  # layer and lm_head over the draft vocabulary; what a draft step reads
-    fc: int  # the projection of the three features, read by draft-extend only
+    fc: int  # the projection of the three features, read only by draft-extend
 
     @classmethod
     def of(cls, target: ModelShape, draft_vocab: int = 32_000) -> HeadShape:
@@ -93,7 +93,7 @@ def read_shape(place: str) -> ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
-    """Read a configuration as Hugging Face writes it; multimodal ones hold the decoder's in `text_config`."""
+    """Read a Hugging Face configuration; multimodal ones contain the decoder's in `text_config`."""
     raw = _filled(config.get("text_config") or config)
 
     def size(*keys: str, default: int | None = None) -> int:
@@ -101,7 +101,7 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
             if value := raw.get(key):
                 if not isinstance(value, int):
                     raise TargetError(
-                        f"config.json of {name} has no single number as {key}; plan another target"
+                        f"config.json of {name} has no single number for {key}; plan another target"
                     )
                 return value
         if default is None:
@@ -153,13 +153,14 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
 
 
 def _filled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration with transformers' defaults for missing keys, if it knows the model."""
-    known = as_transformers_reads(raw) or {}
-    return {**known, **{key: value for key, value in raw.items() if value is not None}} if known else raw
+    """The configuration with transformers' defaults for missing keys, if it supports the model."""
+    defaults = as_transformers_reads(raw) or {}
+    given = {key: value for key, value in raw.items() if value is not None}
+    return {**defaults, **given} if defaults else raw
 
 
 def _expert_layers(raw: Mapping[str, Any], layers: int) -> int:
-    """Layers that have experts: all from the first to the last, every other, or all but a few."""
+    """Layers with experts: all from the first to the last, every other, or all but a few."""
     step = int(raw.get("interleave_moe_layer_step") or raw.get("decoder_sparse_step") or 1)
     dense = {*range(int(raw.get("first_k_dense_replace") or 0)), *(raw.get("mlp_only_layers") or ())}
     return sum(layer not in dense for layer in range(step - 1, layers, step))

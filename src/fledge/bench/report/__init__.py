@@ -1,14 +1,14 @@
-"""`report.html`: one self-contained page. No script, no network, no fonts of its own; light and dark.
+"""`report.html`: one self-contained page without scripts, network access or own fonts; light and dark.
 
-    facts.py    what is known besides a benchmark, read from a run's folders
+    facts.py    facts besides the benchmark, read from a run's folders
     page.py     all blocks of the page             speed.py    blocks about speed, sameness, load and cost
     charts.py   SVG                                rounds.py   blocks about rounds: phases, limits, trees
     figures.py  charts of a benchmark's rows       story.py    blocks about data, training, stages, samples
     served.py   the block about servers            render.py   fills templates/, the pages' HTML and CSS
-    formats.py  how figures, tables and bars look  exports.py  the report as Markdown, its charts as PNG
+    formats.py  formatting of figures, tables and bars  exports.py  the report as Markdown, its charts as PNG
     compare.py  two runs side by side              gains.py    the chart of throughput over plain decode
 
-The template only lays out; every figure, and every sentence that depends on one, is worked out in Python.
+The template only lays out; every figure, and every sentence that depends on one, is computed in Python.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = [
 
 
 def write_report(url: str, facts: ReportFacts) -> None:
-    """Render the report and write it whole."""
+    """Render the report and write it atomically."""
     write_atomic(url, render_report(facts).encode())
 
 
 def render_report(facts: ReportFacts) -> str:
-    """The page as text. Parts without facts are left out."""
+    """The page's HTML. Parts without facts are left out."""
     return render("report.html", page=Page(facts))

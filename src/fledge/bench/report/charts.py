@@ -1,7 +1,7 @@
-"""Line and column charts as inline SVG: no script, no fonts of their own, colours from the page's CSS variables.
+"""Line and column charts as inline SVG, without scripts or own fonts, with colours from the page's CSS variables.
 
-A chart is drawn 420 units wide and scales with its place on the page: a little larger than drawn beside another one
-on a desk, a little smaller on a phone. Classes `s-NAME` colour a series, so light and dark need no second drawing.
+A chart is drawn 420 units wide and scales with its place on the page: slightly larger beside another one on a desktop,
+slightly smaller on a phone. Classes `s-NAME` colour a series, so light and dark need only one drawing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 WIDTH, HEIGHT = 420.0, 236.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 12.0, 14.0, 36.0
-_ASIDE = 5.0  # between the points that lines with intervals have at one x value
-_ROOM = 0.12  # of a chart's height, for the text below its lowest point
+_ASIDE = 5.0  # between the points of lines with intervals at one x value
+_ROOM = 0.12  # of a chart's height, below its lowest point for the label
 _RING = 6.5
 
 
@@ -24,26 +24,26 @@ class Series(NamedTuple):
     label: str
     style: str
     points: Sequence[tuple[float, float]]
-    intervals: Sequence[tuple[float, float]] = ()  # (low, high) of each point of a line; (): not known
+    intervals: Sequence[tuple[float, float]] = ()  # (low, high) of each point of a line; (): unknown
 
 
 class Axes(NamedTuple):
-    """What the axes say. `x_values` fixes the ticks of the x axis."""
+    """Labels, formats and ticks. `x_values` fixes the ticks of the x axis."""
 
     x_label: str
     y_label: str
     x_scale: Literal["linear", "log2"] = "linear"
     x_values: Sequence[float] | None = None
     y_from: float | None = 0.0  # None: from just below the lowest value
-    y_line: float | None = None  # drawn across, to compare with
-    mark_lowest: bool = False  # a ring around the lowest point of all, and its value
+    y_line: float | None = None  # a horizontal reference line
+    mark_lowest: bool = False  # mark and label the lowest point of all
     y_format: Callable[[float], str] = lambda value: compact(value)
     y_tick: Callable[[float], str] | None = None  # None: as any value
-    y_ticks: int = 5  # about so many
+    y_ticks: int = 5  # approximate number of ticks
 
 
 class _Frame(NamedTuple):
-    """Where values lie on the drawing."""
+    """Maps values to positions on the drawing."""
 
     x: Callable[[float], float]
     y: Callable[[float], float]
@@ -59,7 +59,7 @@ def line_chart(series: Sequence[Series], axes: Axes, *, markers: bool = True, de
     frame = _frame(_extent(drawn, axes), axes)
     parts = _axes(frame, axes)
     aside = _ASIDE if any(low < high for one in drawn for low, high in one.intervals) else 0.0
-    placed: list[tuple[float, float, float]] = []  # y, its interval's low end, and where it lies
+    placed: list[tuple[float, float, float]] = []  # y, its interval's low end, and its position
     for place, one in enumerate(drawn):
         lefts = [frame.x(x) + (place - (len(drawn) - 1) / 2) * aside for x, _ in one.points]
         ys = [y for _, y in one.points]
@@ -90,7 +90,7 @@ def _mark(frame: _Frame, axes: Axes, y: float, low: float, left: float) -> list[
 
 
 def column_chart(series: Sequence[Series], axes: Axes, *, description: str = "") -> str:
-    """Columns side by side at whole x values, each with its value above. "" if there is nothing to draw."""
+    """Columns side by side at integer x values, each with its value above. "" if there is nothing to draw."""
     drawn = [one for one in series if one.points]
     if not drawn:
         return ""
@@ -114,7 +114,7 @@ def column_chart(series: Sequence[Series], axes: Axes, *, description: str = "")
 
 
 def compact(value: float) -> str:
-    """`1234` -> `1,234`, `0.25` -> `0.25`, `12.0` -> `12`: as few digits as tell the value."""
+    """`1234` -> `1,234`, `0.25` -> `0.25`, `12.0` -> `12`: with as few digits as possible."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -132,7 +132,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def _extent(drawn: Sequence[Series], axes: Axes) -> list[tuple[float, float]]:
-    """All points that have to be in sight: with intervals, the line across, and room below for the mark."""
+    """All points that must be visible: with intervals, the reference line, and room below for the mark."""
     points = [point for one in drawn for point in one.points]
     x = points[0][0]
     points += [(x, end) for one in drawn for ends in one.intervals for end in ends]
@@ -154,7 +154,7 @@ def _frame(points: Sequence[tuple[float, float]], axes: Axes) -> _Frame:
     def place(value: float) -> float:
         return math.log2(value) if logarithmic else value
 
-    pad = 14.0 if axes.x_values else 0.0  # points at the edges keep clear of the axis
+    pad = 14.0 if axes.x_values else 0.0  # keeps points at the edges clear of the axis
     span = (place(right) - place(left)) or 1.0
     wide = WIDTH - _LEFT - _RIGHT - 2 * pad
     high = HEIGHT - _TOP - _BOTTOM

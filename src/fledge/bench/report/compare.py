@@ -1,7 +1,7 @@
-"""Two runs side by side: is one faster, or is it the machine's mood?
+"""Two runs side by side: is one faster, or did the machine's speed change?
 
-Rows are paired by workload and prompt. Times of two runs were not measured in alternation, so a drift of the machine
-between them shows up as a difference; plain decode, which both runs measured, tells how large that drift is.
+Rows are paired by workload and prompt. Times of two runs weren't measured in alternation, so drift of the machine
+between them shows up as a difference; plain decode, measured in both runs, shows how large that drift is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """All figures of two runs' own heads, and what differs in how they were measured."""
+    """All figures of two runs' own heads, and differences in how they were measured."""
 
     names: tuple[str, str]
     lines: list[Line]
@@ -80,7 +80,7 @@ def compare_runs(first: BenchResult, second: BenchResult, names: tuple[str, str]
             both = [(x, y) for a, b in pairs if (x := value(a)) and (y := value(b))]
             if both:
                 difference = compare_paired([x for x, _ in both], [y for _, y in both])
-                if figure == "tau":  # over all rounds, as everywhere
+                if figure == "tau":  # over all rounds, as everywhere else
                     before, after = (
                         workload_summary(list(rows)).tau or 0.0 for rows in zip(*pairs, strict=True)
                     )
@@ -102,7 +102,7 @@ def _by_prompt(result: BenchResult) -> dict[tuple[str, str], AnswerRow]:
 
 
 def _settings(first: BenchResult, second: BenchResult) -> list[str]:
-    """What differs in how the two were measured."""
+    """Differences in how the two were measured."""
     parts = [
         ("target", first.subject.model_dump(), second.subject.model_dump()),
         ("machine", first.machine.model_dump(), second.machine.model_dump()),

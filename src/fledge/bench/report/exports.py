@@ -14,15 +14,15 @@ from fledge.bench.report.formats import markdown_table, number, percent
 from fledge.bench.report.page import Page
 from fledge.bench.report.render import read_template
 
-_SCALE = 3  # pixels for each unit of a drawing
+_SCALE = 3  # pixels per drawing unit
 _FONT = "DejaVu Sans"
 _LEGEND_LEFT = 44
 _TITLE_HEIGHT = 26.0
-_LINE = 26.0  # of a title, a row of the legend, a note
+_LINE = 26.0  # height of a title, a row of the legend, a note
 
 
 def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list[str]:
-    """Write `report.md` (md) and `charts/*.png` (png); returns what was written."""
+    """Write `report.md` (md) and `charts/*.png` (png); returns the URLs written."""
     page = Page(facts)
     written = []
     if "md" in kinds:
@@ -37,7 +37,7 @@ def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list
 
 def charts(page: Page) -> dict[str, str]:
     """Every drawing of the page by name."""
-    found = {
+    drawings = {
         "throughput-over-plain": page.gain_chart,
         "tpot": page.tpot_chart,
         "ttft": page.ttft_chart,
@@ -45,29 +45,29 @@ def charts(page: Page) -> dict[str, str]:
         "verify": page.verify_chart,
     }
     if page.served is not None:
-        found |= {
+        drawings |= {
             f"served-{chart.title.lower().replace(' ', '-')}": chart.svg for chart in page.served.charts
         }
     for view in page.training:
         name = re.sub(r"\W+", "-", view.label.lower())
-        found |= {f"loss-{name}": view.loss, f"tau-{name}": view.tau}
-    return {name: drawing for name, drawing in found.items() if drawing}
+        drawings |= {f"loss-{name}": view.loss, f"tau-{name}": view.tau}
+    return {name: drawing for name, drawing in drawings.items() if drawing}
 
 
 def _legend(page: Page, drawing: str) -> list[tuple[str, str]]:
-    """(style, name) of the engines that a drawing shows."""
-    known = [(page.naming.styles[name], label) for name, label in page.naming.labels.items()]
+    """(style, name) of the engines in a drawing."""
+    engines = [(page.naming.styles[name], label) for name, label in page.naming.labels.items()]
     if page.served is not None and any(chart.svg == drawing for chart in page.served.charts):
-        known = page.served.legend
+        engines = page.served.legend
     return [
         (style, name)
-        for style, name in known
+        for style, name in engines
         if f'"line {style}"' in drawing or f'"column {style}"' in drawing
     ]
 
 
 def png(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
-    """A chart on a white ground, in the colours of the light page, its legend below."""
+    """A chart on a white background, in the colours of the light page, with its legend below."""
     try:
         from resvg_py import svg_to_bytes
     except ImportError as error:
@@ -83,23 +83,23 @@ def standalone(
     note: str = "",
     dark: bool = False,
 ) -> str:
-    """One or several drawings that carry what the page gives them: colours, titles, a legend, a note below.
+    """One or several drawings with everything the page normally supplies: colours, titles, a legend, a note below.
 
-    Each drawing's description is its title; several stand two in a row, under a title of their own. `dark`: on a ground
-    of its own, whose colours follow the reader's.
+    Each drawing's description is its title; several are arranged in two columns, with a common title. `dark`: on its
+    own background, with colours that follow the reader's scheme.
     """
     panels = [drawing] if isinstance(drawing, str) else drawing
     columns = min(len(panels), 2)
-    size = 11 if columns == 1 else 14  # of letters; a picture of two columns is shown smaller
+    size = 11 if columns == 1 else 14  # font size; an image of two columns is displayed smaller
     width, top = columns * WIDTH, _LINE if title else 0.0
     parts = [_line(title, top - 8, "title")] if title else []
     for place, panel in enumerate(panels):
         x, y = place % columns * WIDTH, top + place // columns * (HEIGHT + _TITLE_HEIGHT)
-        head, _, rest = panel.partition(">")
+        head, _, body = panel.partition(">")
         if described := re.search(r'aria-label="([^"]*)"', head):
             parts.append(_line(described[1], y + _TITLE_HEIGHT - 8, "title", x))
         box = f'x="{x:.0f}" y="{y + _TITLE_HEIGHT:.0f}" width="{WIDTH:.0f}" height="{HEIGHT:.0f}"'
-        parts.append(f"{head.replace('<svg ', f'<svg {box} ', 1)}>{rest}")
+        parts.append(f"{head.replace('<svg ', f'<svg {box} ', 1)}>{body}")
     height = top + -(-len(panels) // columns) * (HEIGHT + _TITLE_HEIGHT)
     if len(legend) > 1:
         left, height = _LEGEND_LEFT, height + _LINE
@@ -125,12 +125,12 @@ def _line(text: str, y: float, style: str, x: float = 0.0) -> str:
 
 
 def _rules(dark: bool, size: int) -> str:
-    """The style sheet's rules that a drawing needs, with the variables filled in; those of the dark page, too."""
+    """The style sheet's rules that a drawing needs, with the variables filled in; with `dark`, also the dark page's."""
     css = read_template("report.css")
-    light, _, rest = css.partition("@media (prefers-color-scheme: dark)")
+    light, _, dark_part = css.partition("@media (prefers-color-scheme: dark)")
     rules = _coloured(css, light)
     if dark:
-        rules += f"@media (prefers-color-scheme:dark){{{_coloured(css, rest.partition('@media')[0])}}}"
+        rules += f"@media (prefers-color-scheme:dark){{{_coloured(css, dark_part.partition('@media')[0])}}}"
     return rules + (
         f"text{{font-family:{_FONT},sans-serif;font-size:{size}px;text-anchor:middle}}"
         ".value{font-size:9.5px}.end{text-anchor:end}.start,.title,.name{text-anchor:start}.title,.mark{font-weight:600}"

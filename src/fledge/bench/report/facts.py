@@ -1,4 +1,4 @@
-"""What the report tells besides the benchmark: the data, the training, the commands. Every part may be missing."""
+"""The report's contents besides the benchmark: data, training, commands. Every part is optional."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SOURCES = {
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the head was trained on."""
+    """The head's training data."""
 
     conversations: int
     response_tokens: int
@@ -36,12 +36,12 @@ class DataFacts:
     draft_vocabulary: int | None = None
     vocabulary_size: int | None = None
     coverage: float | None = None  # share of response tokens that the draft vocabulary can propose
-    source: str = ""  # a sentence on where the prompts come from
+    source: str = ""  # a sentence about the prompts' origin
 
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """How training went."""
+    """The course of training."""
 
     loss: Curve = ()
     tau: Curve = ()  # on held-out conversations
@@ -55,14 +55,14 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class ReportFacts:
-    """All the report shows."""
+    """Everything in the report."""
 
     target: str
     bench: BenchResult | None = None
-    load: LoadResult | None = None  # measured over HTTP
+    load: LoadResult | None = None  # over HTTP
     data: DataFacts | None = None
     training: TrainingFacts | None = None
-    released: TrainingFacts | None = None  # how the head that ships with the package was made
+    released: TrainingFacts | None = None  # training of the head that ships with the package
     released_data: DataFacts | None = None
     stages: Mapping[str, float] = field(default_factory=dict)  # name -> seconds
     commands: Sequence[str] = ()
@@ -72,24 +72,24 @@ class ReportFacts:
 
 
 def data_facts(conversations: str, prompts: str | None = None, head: Head | None = None) -> DataFacts | None:
-    """What a folder of conversations (and the folder of prompts behind it) holds.
+    """Facts about a folder of conversations (and its folder of prompts).
 
-    With a head, also the share of generated tokens that its draft vocabulary holds, counted over the training split.
+    With a head, also the share of generated tokens in its draft vocabulary, over the training split.
     """
     if not Manifest.load(conversations).records:
         return None
-    found = conversation_statistics(conversations)
-    kept = prompt_summary(prompts) if prompts and Manifest.load(prompts).records else None
+    statistics = conversation_statistics(conversations)
+    accepted = prompt_summary(prompts) if prompts and Manifest.load(prompts).records else None
     coverage, sources = _coverage_and_sources(conversations, head)
-    greedy = found.temperatures.get(0.0, 0)
+    greedy = statistics.temperatures.get(0.0, 0)
     return DataFacts(
-        conversations=found.conversations,
-        response_tokens=found.supervised_tokens,
-        heldout=found.heldout,
-        prompts=kept.prompts if kept else None,
-        rejected=kept.rejected if kept else {},
-        categories=found.categories,
-        greedy_share=greedy / found.conversations,
+        conversations=statistics.conversations,
+        response_tokens=statistics.supervised_tokens,
+        heldout=statistics.heldout,
+        prompts=accepted.prompts if accepted else None,
+        rejected=accepted.rejected if accepted else {},
+        categories=statistics.categories,
+        greedy_share=greedy / statistics.conversations,
         draft_vocabulary=head.config.draft_vocab_size if head else None,
         vocabulary_size=head.config.vocab_size if head else None,
         coverage=coverage,
@@ -125,14 +125,15 @@ def _curve(rows: list[dict[str, Any]], key: str) -> Curve:
 
 
 def _coverage_and_sources(conversations: str, head: Head | None) -> tuple[float | None, list[str]]:
-    known = set(head.vocabulary.token_ids.tolist()) if head else set()
+    vocabulary = set(head.vocabulary.token_ids.tolist()) if head else set()
     sources: dict[str, None] = {}
     inside = total = 0
     for conversation in read_conversations(conversations):
         sources[conversation.source] = None
         if head is None or conversation.split != "train":
             continue
-        made = [t for t, own in zip(conversation.token_ids, conversation.loss_mask, strict=True) if own]
-        inside += sum(token in known for token in made)
-        total += len(made)
+        pairs = zip(conversation.token_ids, conversation.loss_mask, strict=True)
+        generated = [token for token, mask in pairs if mask]
+        inside += sum(token in vocabulary for token in generated)
+        total += len(generated)
     return (inside / total if total else None), list(sources)

@@ -1,4 +1,4 @@
-"""The report's charts, worked out from a benchmark's rows."""
+"""The report's charts, computed from a benchmark's rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def verify_chart(costs: Costs) -> str:
 
 
 def cost_table(costs: Costs) -> Table:
-    """Every forward that was timed."""
+    """Every timed forward."""
     forwards = [("plain step", 1, costs.plain_step_ms, 1.0)]
     forwards += [("verify", rows, costs.verify_ms[rows], ratio) for rows, ratio in costs.verify.items()]
     if costs.draft_step is not None:
@@ -80,7 +80,7 @@ def cost_table(costs: Costs) -> Table:
 
 
 def thinned(points: Curve) -> Curve:
-    """At most a few hundred points: means of neighbours."""
+    """At most a few hundred points: means of adjacent ones."""
     size = -(-len(points) // _MAX_CURVE_POINTS)
     if size <= 1:
         return points
@@ -89,7 +89,7 @@ def thinned(points: Curve) -> Curve:
 
 
 def running_mean(points: Curve) -> Curve:
-    """Each value with its neighbours' mean, over about a twelfth of the curve."""
+    """A running mean over about a twelfth of the curve."""
     reach = max(1, len(points) // 24)
     out = []
     for index, (x, _) in enumerate(points):

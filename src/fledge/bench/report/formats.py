@@ -1,4 +1,4 @@
-"""Figures, tables and bars as the report shows them."""
+"""Formatting of figures, tables and bars in the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ABSENT = "–"
 
 
 class Table(NamedTuple):
-    """Cells as they are shown, on the page and in Markdown."""
+    """Formatted cells, for the page and Markdown."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -18,7 +18,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of a list of bars; `share` of the scale, 0 to 100."""
+    """One bar of a list; `share` of the scale, 0 to 100."""
 
     label: str
     style: str
@@ -28,7 +28,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars under one name."""
+    """Bars with a common name."""
 
     name: str
     note: str
@@ -36,7 +36,7 @@ class BarGroup:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table's cells as Markdown."""
+    """A table as Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
 
@@ -71,11 +71,11 @@ def clock(seconds: float | None) -> str:
         return ABSENT
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{minutes} min {remainder:02d} s" if minutes else f"{remainder} s"
 
 
 def human_bytes(count: float | None) -> str:

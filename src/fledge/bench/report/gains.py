@@ -1,4 +1,4 @@
-"""Throughput over plain decode by requests at once, a line per head: the chart on which no point may lie below 1."""
+"""Throughput over plain decode by concurrent requests, a line per head: no point of this chart should be below 1."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Gains = Mapping[str, Mapping[int, Interval]]  # by head and requests at once
 
 
 def level_gains(levels: Sequence[LevelRow]) -> Gains:
-    """Those of a sweep."""
+    """The gains of a sweep."""
     return by_head((row.engine, row.concurrency, row.over_plain) for row in levels if row.engine != PLAIN)
 
 
 def by_head(points: Iterable[tuple[str | None, int | None, Interval | None]]) -> Gains:
-    """(head, requests at once, ratio) in their order; none of which anything is unknown."""
+    """(head, requests, ratio) tuples in their order, grouped by head; incomplete ones are dropped."""
     gains: dict[str, dict[int, Interval]] = {}
     for head, level, gain in points:
         if head is not None and level is not None and gain is not None:
@@ -48,13 +48,13 @@ def gain_chart(gains: Gains, naming: Naming, description: str = "throughput over
         mark_lowest=True,
         y_format=times,
         y_tick=compact,
-        y_ticks=8,  # so that little is empty below 1
+        y_ticks=8,  # so that little space is empty below 1
     )
     return line_chart(series, axes, description=description)
 
 
 def lowest(gains: Gains) -> tuple[str, int, float]:
-    """The head, the level and the ratio of the point that the chart marks."""
+    """The head, level and ratio of the marked point."""
     every = ((gain.value, head, level) for head, points in gains.items() for level, gain in points.items())
     ratio, head, level = min(every)
     return head, level, ratio

@@ -1,4 +1,4 @@
-"""All blocks of the report, in the order of the page."""
+"""All blocks of the report, in page order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fledge.bench.summary import acceptance_by_depth, head_summary
 
 
 class Page:
-    """What the template lays out. Empty lists and texts leave their block out."""
+    """The template's data. Empty lists and texts leave their block out."""
 
     def __init__(self, facts: ReportFacts) -> None:
         bench, self.facts = facts.bench, facts
         self.target = facts.target.rstrip("/").rsplit("/", 1)[-1]
         self.heads = list(bench.heads) if bench else []
-        known = ((TRAINED, facts.training), (RELEASED, facts.released))
-        named = self.heads or [name for name, part in known if part]
+        trained = ((TRAINED, facts.training), (RELEASED, facts.released))
+        named = self.heads or [name for name, part in trained if part]
         self.naming = naming = speed.name_engines(named)
 
         self.heroes = speed.make_heroes(bench, naming)
@@ -31,7 +31,7 @@ class Page:
         workloads = {head: summary.lines for head, summary in summaries.items()}
         categories = {head: summary.categories for head, summary in summaries.items()}
         scale = speed.scale_of([workloads, categories])
-        self.baseline = 100 / scale  # where 1× lies on the scale of both, 0 to 100
+        self.baseline = 100 / scale  # position of 1× on the scale of both, 0 to 100
         self.workloads = speed.bar_groups(workloads, naming, scale, speed.workload_title)
         self.categories = speed.bar_groups(categories, naming, scale, str.capitalize)
         self.workload_table = speed.workload_table(workloads, naming)

@@ -1,4 +1,4 @@
-"""Fills the page templates: autoescaped HTML with its style inside."""
+"""Fills the page templates: autoescaped HTML with inline style."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_template(name: str) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """The template as a whole page."""
+    """The template as a complete page."""
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )

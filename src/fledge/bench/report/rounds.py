@@ -1,4 +1,4 @@
-"""The report's blocks about rounds: what their phases take, what limits the speed-up next, which trees were used.
+"""The report's blocks about rounds: time of their phases, what limits the speed-up next, which trees were used.
 
 speed-up = tau * t_plain / (t_draft + t_verify + t_accept + t_extend + t_host)
 """
@@ -15,16 +15,16 @@ from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import acceptance_by_depth
 
 PHASES = ("draft", "verify", "accept", "extend", "host")
-_BETTER = 0.1  # points of acceptance at every depth
+_BETTER = 0.1  # added acceptance at every depth
 
 
 @dataclass(frozen=True)
 class MeanRound:
-    """One head's rounds on average over all its answers."""
+    """One head's average round over all its answers."""
 
     phases: Mapping[str, float]  # milliseconds
     tau: float
-    step: float  # milliseconds of plain decode for a token of the same answers
+    step: float  # milliseconds per token of plain decode on the same answers
 
     @property
     def ms(self) -> float:
@@ -38,10 +38,10 @@ class MeanRound:
 
 
 def mean_rounds(bench: BenchResult | None) -> dict[str, MeanRound]:
-    """By head, of those that have timed rounds."""
+    """By head, for heads with timed rounds."""
     if bench is None:
         return {}
-    found = {}
+    rounds_by_head = {}
     for head in bench.heads:
         rows = [row for row in bench.rows(head) if row.phases_ms and row.rounds]
         rounds = sum(row.rounds for row in rows)
@@ -49,21 +49,21 @@ def mean_rounds(bench: BenchResult | None) -> dict[str, MeanRound]:
         if any(phases.values()):
             tokens = sum(row.round_tokens for row in rows)
             plain = sum(row.tpot_plain_ms * row.round_tokens for row in rows)
-            found[head] = MeanRound(phases, tokens / rounds, plain / tokens)
-    return found
+            rounds_by_head[head] = MeanRound(phases, tokens / rounds, plain / tokens)
+    return rounds_by_head
 
 
 def round_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """Per head: mean milliseconds of each phase of a round, and the speed-up that follows; plain decode's step on top,
+    """Per head: mean milliseconds of each phase of a round, and the resulting speed-up; on top plain decode's step,
     on the same scale."""
-    found = mean_rounds(bench)
-    if not found:
+    means = mean_rounds(bench)
+    if not means:
         return []
-    step = next(iter(found.values())).step
-    longest = max([step, *(mean.ms for mean in found.values())])
+    step = next(iter(means.values())).step
+    longest = max([step, *(mean.ms for mean in means.values())])
     plain = Bar("one token", "p-plain", f"{step:.1f} ms", 100 * step / longest)
     groups = [BarGroup("plain decode", f"{step:.1f} ms for one token", [plain])]
-    for head, mean in found.items():
+    for head, mean in means.items():
         segments = [
             Bar(name, f"p-{name}", f"{name} {ms:.2f} ms", 100 * ms / longest)
             for name, ms in mean.phases.items()
@@ -74,7 +74,7 @@ def round_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
 
 
 def limit_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """Per head, the speed-up of its mean round as it is and with each term made ideal, the largest gain first."""
+    """Per head, the speed-up of its mean round as measured and with each term made ideal, largest gain first."""
     if bench is None:
         return []
     means = mean_rounds(bench)
@@ -82,27 +82,27 @@ def limit_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
 
 
 def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
-    ms, tau, whole, step = mean.phases, mean.tau, mean.ms, mean.step
+    ms, tau, total, step = mean.phases, mean.tau, mean.ms, mean.step
     drafted = sum(row.drafted_rounds for row in rows) / sum(row.rounds for row in rows)
     drafting = ms["draft"] + ms["extend"]
     ideal = {
-        "drafting at no cost": (tau, whole - drafting),
-        "a verify at the price of a plain step": (tau, whole - max(ms["verify"] - step, 0.0)),
-        "accept and host hidden": (tau, whole - ms["accept"] - ms["host"]),
+        "drafting at no cost": (tau, total - drafting),
+        "a verify at the price of a plain step": (tau, total - max(ms["verify"] - step, 0.0)),
+        "accept and host hidden": (tau, total - ms["accept"] - ms["host"]),
         f"{100 * _BETTER:.0f} points more acceptance at every depth": (
             better_tau(acceptance_by_depth(rows), tau, drafted),
-            whole,
+            total,
         ),
     }
     now = mean.speedup
-    found = {name: t * step / left for name, (t, left) in ideal.items() if left > 0}
-    order = sorted(found, key=lambda name: -found[name])
-    scale = max([now, *found.values()])
+    speedups = {name: t * step / left for name, (t, left) in ideal.items() if left > 0}
+    order = sorted(speedups, key=lambda name: -speedups[name])
+    scale = max([now, *speedups.values()])
     bars = [Bar("as measured", "s-plain", times(now), 100 * now / scale)]
-    bars += [Bar(name, "s-third", times(found[name]), 100 * found[name] / scale) for name in order]
-    share = percent((whole - ms["verify"]) / whole)
+    bars += [Bar(name, "s-third", times(speedups[name]), 100 * speedups[name] / scale) for name in order]
+    share = percent((total - ms["verify"]) / total)
     sentence = (
-        f"{order[0][:1].upper()}{order[0][1:]} would bring {times(found[order[0]])} instead of {times(now)}. "
+        f"{order[0][:1].upper()}{order[0][1:]} would bring {times(speedups[order[0]])} instead of {times(now)}. "
         f"{share} of a round is spent outside the verify."
     )
     return BarGroup(label, sentence, bars)
@@ -111,20 +111,20 @@ def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
 def better_tau(by_depth: Sequence[float], tau: float, drafted: float = 1.0) -> float:
     """Tau if the conditional acceptance of every depth were ten points higher.
 
-    `drafted`: the share of rounds with a draft. `by_depth` is of these rounds, and only they would gain.
+    `drafted`: the share of rounds with a draft. `by_depth` covers these rounds, and only they would gain.
     """
     now = later = 0.0
     reached = better = 1.0
     for share in by_depth:
-        given = share / reached if reached else 0.0
+        conditional = share / reached if reached else 0.0
         reached = share
-        better *= min(1.0, given + _BETTER)
+        better *= min(1.0, conditional + _BETTER)
         now, later = now + share, later + better
     return tau + drafted * (later - now)
 
 
 def shape_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """The tree shapes each head used while it answered one request at a time, and under load."""
+    """The tree shapes each head used with one request at a time, and under load."""
     if bench is None:
         return []
     used = [(head, "one at a time", bench.shapes.get(head, {})) for head in bench.heads]
@@ -141,7 +141,7 @@ def shape_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
 
 
 def _by_depth(shapes: Mapping[str, int]) -> list[Bar]:
-    """Share of rounds by the depth of their tree, because a planner that decides every round uses dozens of shapes."""
+    """Share of rounds by tree depth, since a planner that decides every round uses dozens of shapes."""
     total = sum(shapes.values())
     rounds: dict[tuple[int, bool], int] = {}
     nodes: dict[tuple[int, bool], int] = {}

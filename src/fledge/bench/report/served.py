@@ -1,4 +1,4 @@
-"""The report's block about servers measured over HTTP: the article's two charts, and every comparison."""
+"""The report's block about servers measured over HTTP: three charts, and every comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHARTS = {
     "median_ttft_ms": ("Time to first token", "median, ms; lower is better", "ms to the first token"),
 }
 _COLUMNS = ("load", "server", "TPOT", "TTFT", "tokens/s", "speed-up (95 %)", "τ", "same answers", "noise")
-_MORE_COLUMNS = {  # of fields that only some tests have
+_MORE_COLUMNS = {  # fields that only some tests have
     "request_goodput": "goodput/s",
     "cost_per_million_output_tokens": "cost per million",
 }
@@ -37,7 +37,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class ServedView:
-    """All of the block."""
+    """All data of the block."""
 
     legend: list[tuple[str, str]]  # (style, server)
     intro: str
@@ -48,7 +48,7 @@ class ServedView:
 
 
 def served_view(load: LoadResult | None) -> ServedView | None:
-    """Figures are medians over the repeats of a level."""
+    """The block's data; figures are medians over the repeats of a level."""
     if load is None:
         return None
     styles = dict(zip(load.servers, _STYLES * len(load.servers), strict=False))
@@ -73,13 +73,13 @@ def served_view(load: LoadResult | None) -> ServedView | None:
 
 
 def _rounds(load: LoadResult) -> list[str]:
-    """Where the time of a round goes, for servers that tell it."""
-    found: dict[str, list[dict[str, float]]] = {}
+    """Time per phase of a round, for servers that report it."""
+    phases_by_server: dict[str, list[dict[str, float]]] = {}
     for row in load.rows:
         if phases := row.get("phase_ms_per_round"):
-            found.setdefault(row["backend"], []).append(phases)
+            phases_by_server.setdefault(row["backend"], []).append(phases)
     lines = []
-    for server, rows in found.items():
+    for server, rows in phases_by_server.items():
         means = {name: median(row.get(name, 0.0) for row in rows) for name in rows[-1]}
         shown = ", ".join(f"{name} {number(value, 2)}" for name, value in means.items() if value)
         if shown:
@@ -116,7 +116,7 @@ def _points(rows: Sequence[dict[str, Any]], key: str, field: str) -> list[tuple[
 
 
 def _failures(load: LoadResult) -> list[str]:
-    """Which requests failed, also of a single server, which has no ratios to reject."""
+    """Failed requests, including those of a single server, which has no ratios to reject."""
     lines = []
     for level, server, rows in _blocks(load):
         if failed := sum(row["failed"] for row in rows):
@@ -128,14 +128,14 @@ def _failures(load: LoadResult) -> list[str]:
 
 def _remarks(load: LoadResult) -> list[str]:
     return [
-        f"{Level(c.concurrency, c.request_rate)}, {c.server}: {told}"
+        f"{Level(c.concurrency, c.request_rate)}, {c.server}: {remark}"
         for c in load.comparisons
-        if (told := f"rejected, {c.rejected}" if c.rejected else c.remark)
+        if (remark := f"rejected, {c.rejected}" if c.rejected else c.remark)
     ]
 
 
 def _blocks(load: LoadResult) -> Iterator[tuple[Level, str, list[dict[str, Any]]]]:
-    """Each level's rows by server, in the order of the table."""
+    """Each level's rows by server, in table order."""
     for level in dict.fromkeys(level_of(row) for row in load.rows):
         for server in load.servers:
             rows = [row for row in load.rows if row["backend"] == server and level_of(row) == level]
@@ -144,10 +144,11 @@ def _blocks(load: LoadResult) -> Iterator[tuple[Level, str, list[dict[str, Any]]
 
 
 def _table(load: LoadResult) -> Table:
-    found = {(c.server, c.concurrency, c.request_rate): c for c in load.comparisons}
+    comparisons = {(c.server, c.concurrency, c.request_rate): c for c in load.comparisons}
     more = {field: name for field, name in _MORE_COLUMNS.items() if any(field in row for row in load.rows)}
     lines = [
-        _line(server, level, rows, found.get((server, *level)), more) for level, server, rows in _blocks(load)
+        _line(server, level, rows, comparisons.get((server, *level)), more)
+        for level, server, rows in _blocks(load)
     ]
     return Table((*_COLUMNS, *more.values()), lines)
 

@@ -1,4 +1,4 @@
-"""The report's blocks about speed, sameness, load and cost."""
+"""The report's blocks about speed, identity, load and cost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fledge.bench.workloads import OWN_WORKLOAD
 
 ByHead = Mapping[str, Mapping[str, WorkloadSummary]]  # head -> workload or category -> figures
 _MAX_LISTED = 12
-_FASTER = 1.005  # what rounds to 1.01×
+_FASTER = 1.005  # rounds to 1.01×
 
 
 @dataclass(frozen=True)
 class Naming:
-    """What an engine is called, and the CSS class of its colour."""
+    """The display name of each engine, and the CSS class of its colour."""
 
     labels: Mapping[str, str]
     styles: Mapping[str, str]
@@ -35,27 +35,27 @@ class Hero:
     verdict: str
     same: str
     same_note: str
-    different: int  # answers of all workloads that differ
+    different: int  # differing answers of all workloads
 
 
 def name_engines(heads: Sequence[str]) -> Naming:
-    """Names and colours: the first head has the first colour, the released and the random one always their own."""
-    known = {PLAIN: "plain decode", TRAINED: "this run's head", RELEASED: "released head"}
-    others = iter(("s-trained", "s-third", "s-fourth"))
-    styles = {head: "s-released" if head == RELEASED else next(others, "s-fourth") for head in heads}
+    """Names and colours: the first head has the first colour, the released and random ones fixed ones."""
+    labels = {PLAIN: "plain decode", TRAINED: "this run's head", RELEASED: "released head"}
+    colours = iter(("s-trained", "s-third", "s-fourth"))
+    styles = {head: "s-released" if head == RELEASED else next(colours, "s-fourth") for head in heads}
     return Naming(
-        labels={name: known.get(name, name) for name in (PLAIN, *heads, RANDOM)},
+        labels={name: labels.get(name, name) for name in (PLAIN, *heads, RANDOM)},
         styles={PLAIN: "s-plain", **styles, RANDOM: "s-random"},
     )
 
 
 def workload_title(name: str) -> str:
-    """What a workload is called on the page."""
+    """A workload's name on the page."""
     return "fledge's mixed set" if name == OWN_WORKLOAD else name
 
 
 def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
-    """One card per head: its speed on the first workload, and over all of them whether its answers are the same."""
+    """One card per head: its speed on the first workload, and whether its answers are the same over all workloads."""
     if bench is None or not bench.answers:
         return []
     workload = bench.workload_names()[0]
@@ -77,7 +77,7 @@ def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
 
 def headline(heroes: Sequence[Hero]) -> str:
     """The report in one line."""
-    shown = [hero for hero in heroes if not hero.label.endswith(WITHOUT_LOOKUP)]  # which is there to compare
+    shown = [hero for hero in heroes if not hero.label.endswith(WITHOUT_LOOKUP)]  # only for comparison
     speedups = [hero.figures.speedup for hero in shown if hero.figures.speedup is not None]
     if not speedups:
         return "Plain decode, measured without a draft head"
@@ -99,7 +99,7 @@ def served_headline(load: LoadResult) -> str:
 
 
 def scale_of(parts: Sequence[ByHead]) -> float:
-    """The largest speed-up on the page, with a little room."""
+    """The largest speed-up on the page, plus a margin."""
     speedups = [one.speedup or 0.0 for part in parts for groups in part.values() for one in groups.values()]
     return max([1.2, *speedups]) * 1.02
 
@@ -108,7 +108,7 @@ def bar_groups(by_head: ByHead, naming: Naming, scale: float, title: Callable[[s
     """Speed-ups of all heads by workload or category."""
     groups = []
     for name in _names(by_head):
-        found = {head: parts[name] for head, parts in by_head.items() if name in parts}
+        by_name = {head: parts[name] for head, parts in by_head.items() if name in parts}
         bars = [
             Bar(
                 naming.labels[head],
@@ -116,9 +116,9 @@ def bar_groups(by_head: ByHead, naming: Naming, scale: float, title: Callable[[s
                 f"{times(one.speedup)} · τ {number(one.tau, 2)}",
                 100 * (one.speedup or 0.0) / scale,
             )
-            for head, one in found.items()
+            for head, one in by_name.items()
         ]
-        groups.append(BarGroup(title(name), plural(next(iter(found.values())).prompts, "prompt"), bars))
+        groups.append(BarGroup(title(name), plural(next(iter(by_name.values())).prompts, "prompt"), bars))
     return groups
 
 
@@ -137,7 +137,7 @@ def workload_table(by_head: ByHead, naming: Naming) -> Table:
 
 
 def level_table(levels: Sequence[LevelRow], naming: Naming) -> Table:
-    """All figures behind the charts of load."""
+    """All figures behind the load charts."""
     columns = (
         "in flight",
         "engine",
@@ -174,7 +174,7 @@ def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
 
 
 def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """Cost by concurrency and engine; nothing without a price."""
+    """Cost by concurrency and engine; empty without a price."""
     price = bench.options.price_per_hour if bench else None
     levels = (
         [row for row in bench.levels if row.engine != RANDOM] if bench else []
@@ -196,14 +196,14 @@ def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
 
 
 def rejected_rows(bench: BenchResult | None, naming: Naming) -> list[str]:
-    """Rows whose times aren't believed, and why."""
+    """Rows with implausible times, and why."""
     rows = [row for row in bench.answers if row.rejected] if bench else []
     lines = [f"{naming.labels[r.head]}, {r.workload} {r.question_id}: {r.rejected}" for r in rows]
     return _listed(lines)
 
 
 def near_tie_rows(bench: BenchResult | None, naming: Naming) -> list[str]:
-    """Where answers part at a near-tie, and how near it is."""
+    """Where answers differ at a near-tie, and how close it is."""
     rows = [row for row in bench.answers if row.outcome == "near_tie"] if bench else []
     lines = [
         f"{naming.labels[r.head]}, {r.workload} {r.question_id}: token {r.differs_at}, logits "

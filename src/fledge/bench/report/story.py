@@ -22,7 +22,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class DataView:
-    """What one head was trained on."""
+    """One head's training data."""
 
     label: str
     tiles: list[Tile]
@@ -33,7 +33,7 @@ class DataView:
 
 @dataclass(frozen=True)
 class TrainingView:
-    """How one head's training went."""
+    """The course of one head's training."""
 
     label: str
     tiles: list[Tile]
@@ -43,7 +43,7 @@ class TrainingView:
 
 @dataclass(frozen=True)
 class SampleView:
-    """One answer, its tokens coloured by the depth they were drafted at."""
+    """One answer, its tokens coloured by their draft depth."""
 
     by: str
     category: str
@@ -71,7 +71,7 @@ def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
 
 
 def plain_bars(bench: BenchResult | None) -> list[Bar]:
-    """Plain decode next to the time the memory needs for one reading of the weights."""
+    """Plain decode next to the time of reading the weights once."""
     if bench is None or bench.plain is None or not bench.plain.limit_ms_per_token:
         return []
     step, limit = bench.plain.ms_per_token, bench.plain.limit_ms_per_token
@@ -94,7 +94,7 @@ def sample_views(bench: BenchResult | None, naming: Naming) -> list[SampleView]:
 
 
 def stage_bars(stages: Mapping[str, float]) -> list[Bar]:
-    """What each stage took."""
+    """The duration of each stage."""
     longest = max([1e-9, *stages.values()])
     return [Bar(name, "s-stage", clock(seconds), 100 * seconds / longest) for name, seconds in stages.items()]
 

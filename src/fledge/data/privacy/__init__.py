@@ -1,18 +1,18 @@
-"""Personal data and secrets in prompts and answers: found, and dropped, redacted or replaced.
+"""Finds personal data and secrets in prompts and answers, and drops, redacts or replaces them.
 
-To read: filter, then clues and recognizers, then one rule of each kind.
+Reading order: filter, then clues and recognizers, then one rule of each kind.
 
-options       what a recipe can say                  entities      what can be found, and what a finding is
-filter        scan, treat, look again                audit         counts that are safe to share
+options       the recipe's options                   entities      the kinds of personal data, and findings
+filter        scan, treat, scan again                audit         counts that are safe to share
 clues         one cheap look at a text               recognizers   the rules in Presidio's analyser
-ner, cloud    models and services beside the rules
-forms         numbers that their form gives away     labels        numbers by the words before them (label_words)
+ner, cloud    models and services besides the rules
+forms         numbers recognised by their form       labels        numbers by the words before them (label_words)
 births        dates of birth                         contact       e-mail, telephones, links with keys
 secrets       keys; passwords, spoken_passwords
 keyed         values by the name of their field; fields: names and places; columns: cells by the head of their column
 names         people (runs, rare_names, unusual_names, chats; their words: cues)
 places        towns (place_cues)                     addresses     streets
-organizations firms, where they are asked for, and those that bear people's names
+organizations firms, if requested, and those named after people
 lexicon       names, places, everyday words          word_lists    reads `words/`
 surrogates    invented values: fiction makes names, reserved knows them and what standards set aside
 """

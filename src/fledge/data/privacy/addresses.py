@@ -1,4 +1,4 @@
-"""Street addresses as five languages write them, with flat, postal code and town if they follow."""
+"""Street addresses in the conventions of five languages, with flat, postal code and town if they follow."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
 
 
 def _holds(text: str, pieces: Iterable[str]) -> bool:
-    """Whether one of the pieces stands in a text."""
+    """Whether the text contains one of the pieces."""
     for piece in pieces:  # noqa: SIM110 - any() takes twice the time
         if piece in text:
             return True

@@ -1,4 +1,4 @@
-"""What was found and done, in numbers: safe to share, for it holds no text, no value and no hash of one.
+"""Counts of what was found and done; safe to share, since they contain no text, no value and no hash of one.
 
 prompts/privacy/counts-00000.json               per shard, written before it: records scanned, changed, dropped;
 prompts/pool/NAME/privacy/counts-00000.json     entities found; likewise of a source's rows
@@ -39,14 +39,14 @@ class Audit:
             self.changed += 1
 
     def merge(self, other: Audit) -> None:
-        """Count another's records too."""
+        """Add another's counts."""
         self.scanned += other.scanned
         self.changed += other.changed
         self.dropped.update(other.dropped)
         self.entities.update(other.entities)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The counts as JSON values."""
         return {
             "scanned": self.scanned,
             "changed": self.changed,
@@ -56,17 +56,17 @@ class Audit:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Audit:
-        """From what `to_dict` gave."""
+        """The inverse of `to_dict`."""
         return cls(
             values["scanned"], values["changed"], Counter(values["dropped"]), Counter(values["entities"])
         )
 
 
 def write_audit(url: str, shards: int, *audits: Audit | None) -> None:
-    """Write the counts of the next shard of a stage's folder, which has `shards`; nothing where nothing was scanned."""
-    found = [audit for audit in audits if audit is not None]
-    if found:
-        total = _sum(found)
+    """Write the counts of the next shard of a stage's folder, which has `shards`; nothing if nothing was scanned."""
+    present = [audit for audit in audits if audit is not None]
+    if present:
+        total = _sum(present)
         data = (json.dumps(total.to_dict(), indent=1, sort_keys=True) + "\n").encode()
         manifest = Manifest.load(join(url, FOLDER)).truncated(shards)
         manifest.write_shard(f"counts-{shards:05d}.json", data, records=total.scanned, tokens=0)

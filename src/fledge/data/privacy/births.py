@@ -1,4 +1,4 @@
-"""Dates of birth: a date behind a word such as "born", in any way the five languages write dates.
+"""Dates of birth: a date after a word such as "born", in any date format of the five languages.
 
 born on the 3rd of April 1985     geb. 3.4.85     né le 1er avril 1985     nacida el 3 de abril del 85
 DOB 04/03/1985                    3. April 1985 in Ulm geboren             "birthDate": "1985-04-03T00:00"
@@ -14,8 +14,8 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.label_words import fold
 
-REACH = 45  # characters between the word and the date
-_BESIDE = 3  # characters between them where the date can be no other label's
+REACH = 45  # maximum characters between the word and the date
+_BESIDE = 3  # the same where the date can't belong to another label
 
 _MONTHS = (
     "jan(?:uary|uar|vier|eiro|v)?|janner|enero|ene|feb(?:ruary|ruar|rero)?|fev(?:r(?:ier)?|ereiro)?|mar(?:ch|s|zo|co)?|marz|mrz|apr(?:il)?|avr(?:il)?|abr(?:il)?|may|mai"
@@ -82,7 +82,7 @@ def find_births(clues: Clues) -> Iterator[Finding]:
         plain = _DIGITS_DATE.match(folded, end)
         if plain:
             yield Finding(plain.start(1), plain.end(1), e.DATE_OF_BIRTH, 0.93)
-    last = None  # end of the date of birth before
+    last = None  # end of the previous date of birth
     for match in DATE.finditer(folded):
         span = match.span()
         after = _after(clues, folded, born, span, last)
@@ -94,7 +94,7 @@ def find_births(clues: Clues) -> Iterator[Finding]:
 
 
 def _after(clues: Clues, folded: str, born: list[Span], date: Span, last: int | None) -> bool:
-    """Whether the date stands behind a word of birth, nothing else between."""
+    """Whether the date follows a word of birth with nothing else in between."""
     after = any(
         0 <= date[0] - end <= REACH
         and not _NEXT.search(clues.text, end, date[0])

@@ -1,11 +1,11 @@
-"""Names as chats have them: in lower case, and before the colon of what somebody says.
+"""Names in chats: in lower case, and before the colon of a speaker's line.
 
 "hey tom, its lisa from work"     after a greeting, after a word that introduces
 "my sister clara called"          after a relation that is somebody's
 "talk soon, tom"                  at the end
 "Tom: you there?\nLisa: yes"      at the head of lines; one plain given name among them vouches for the others
 
-A name in lower case has to be a given name that is hardly any other word.
+A name in lower case must be a given name that is hardly ever another word.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _GREETING_BEFORE = 45  # characters before an introduction in which somebody is 
 
 
 def find_chat_names(clues: Clues) -> Iterator[Finding]:
-    """Names in lower case by the words around them, and speakers."""
+    """Names in lower case, recognised by the words around them, and speakers."""
     words = lexicon()
     if clues.text.count(":") > 1:
         yield from _speakers(clues, words)
@@ -92,7 +92,7 @@ def find_chat_names(clues: Clues) -> Iterator[Finding]:
 
 @cache
 def _chat_names() -> frozenset[str]:
-    """The names that pass the checks below after one of the patterns; a text without any needs no pattern."""
+    """The names that pass the checks below after one of the patterns; without any, a text needs no pattern matching."""
     words = lexicon()
 
     def passes(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Google Cloud DLP as one more Presidio recogniser. Optional, and off unless the recipe names a project.
+"""Google Cloud DLP as an additional Presidio recogniser. Off unless the recipe names a project.
 
 The service counts positions in Unicode code points (`codepointRange`), as Python does.
 """
@@ -15,7 +15,7 @@ from fledge.base.errors import DataError
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.options import CloudDlp
 
-# inspect(request) -> response, both as the REST form of projects.locations.content.inspect has them.
+# inspect(request) -> response, both in the REST format of projects.locations.content.inspect.
 Inspect = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 INFO_TYPES = {
@@ -43,7 +43,7 @@ _SCORES = {"POSSIBLE": 0.5, "LIKELY": 0.75, "VERY_LIKELY": 0.95}
 
 
 class CloudDlpRecognizer(EntityRecognizer):
-    """Sends each text to the service; any failure stops the stage rather than letting a text through unseen."""
+    """Sends each text to the service; a failure stops the stage rather than letting a text through unscanned."""
 
     def __init__(self, options: CloudDlp, wanted: Sequence[str], inspect: Inspect) -> None:
         self._options = options
@@ -59,10 +59,10 @@ class CloudDlpRecognizer(EntityRecognizer):
     def analyze(
         self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
     ) -> list[RecognizerResult]:
-        """Presidio's form of the service's findings."""
+        """The service's findings in Presidio's form."""
         try:
             response = self._inspect(self._request(text))
-            found = [_result(finding) for finding in response.get("result", {}).get("findings", ())]
+            results = [_result(finding) for finding in response.get("result", {}).get("findings", ())]
         except DataError:
             raise
         except (
@@ -72,7 +72,7 @@ class CloudDlpRecognizer(EntityRecognizer):
                 f"Google Cloud DLP failed ({type(error).__name__}); check privacy.cloud_dlp, credentials and quota, "
                 "then run the same command again, or leave privacy.cloud_dlp out"
             ) from None
-        return [result for result in found if result is not None]
+        return [result for result in results if result is not None]
 
     def _request(self, text: str) -> dict[str, Any]:
         return {
@@ -115,9 +115,9 @@ def _client() -> Inspect:
 
     def inspect(request: Mapping[str, Any]) -> Mapping[str, Any]:
         response = client.inspect_content(request=dict(request))
-        found: Mapping[str, Any] = type(response).to_dict(
+        response_dict: Mapping[str, Any] = type(response).to_dict(
             response, preserving_proto_field_name=False, use_integers_for_enums=False
         )
-        return found
+        return response_dict
 
     return inspect

@@ -1,4 +1,4 @@
-"""One cheap look at a text decides which recognisers have to run on it, and which language it is probably in.
+"""One cheap pass over a text decides which recognisers must run on it, and its probable language.
 
 "call me at 030 1234567"   digits            -> numbers, phones, dates, addresses
 "mail to a@b.org"          '@'               -> e-mail
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"  # capital letters, for a class of characters
+UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"  # capital letters, for a character class
 _CAPITAL = re.compile(f"[{UPPER}]")
 _WORD = re.compile(r"[a-zà-öø-ÿ]+")
 _TOKEN = re.compile(r"[^\W_]+")
@@ -34,19 +34,19 @@ LANGUAGES = tuple(_FUNCTION_WORDS)
 
 @dataclass(frozen=True)
 class Clues:
-    """What is known of a text before any recogniser runs."""
+    """What is known about a text before any recogniser runs."""
 
     text: str
 
     @cached_property
     def lower(self) -> str:
-        """The text in lower case, of the same length (so that positions agree)."""
+        """The text in lower case, with the same length (so that positions agree)."""
         lowered = self.text.lower()
         return lowered if len(lowered) == len(self.text) else "".join(map(_lower_one, self.text))
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The words in lower case: letters and digits, parted by all else and by underscores."""
+        """The words in lower case: letters and digits, separated by anything else and by underscores."""
         return frozenset(_TOKEN.findall(self.lower))
 
     @cached_property
@@ -56,22 +56,22 @@ class Clues:
 
     @cached_property
     def lower_words(self) -> frozenset[str]:
-        """The words that begin with a small letter."""
+        """The words that begin with a lower-case letter."""
         return frozenset(_LOWER_WORD.findall(self.text))
 
     @cached_property
     def digits(self) -> int:
-        """How many digits there are."""
+        """The number of digits."""
         return sum(map(self.text.count, "0123456789"))
 
     @cached_property
     def capitals(self) -> bool:
-        """A capital letter somewhere: names need one."""
+        """Whether there is a capital letter: names need one."""
         return _CAPITAL.search(self.text) is not None
 
     @cached_property
     def language(self) -> str:
-        """The most likely of the five languages by function words; English without any."""
+        """The most likely of the five languages by function words; English if there are none."""
         votes = dict.fromkeys(LANGUAGES, 0.0)
         for word in filter(_LANGUAGE_OF.__contains__, _WORD.findall(self.lower[:2000])):
             languages = _LANGUAGE_OF[word]

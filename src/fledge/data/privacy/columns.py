@@ -1,11 +1,11 @@
-"""Values whose kind only the head of their column says: CSV, tables in Markdown, tab-separated lines, SQL inserts.
+"""Values identified only by the header of their column: CSV, Markdown tables, tab-separated lines, SQL inserts.
 
     id;Nachname;PLZ;Ort              INSERT INTO patients (name, mrn) VALUES ('Ng', '529461')
     1;Börner;64080;Regensburg        | Name | City |
                                      | Ng   | Cork |
 
-A head needs two columns with known names. A row has as many cells as the head; the first line that has not ends the
-table.
+A header needs two columns with known names. A row has as many cells as the header; the first line with another
+number ends the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fledge.data.privacy.keyed import field_kind
 from fledge.data.privacy.word_lists import read_sections
 
 _ENTITY = {name: entity for entity, names in read_sections("column_heads").items() for name in names}
-_DIGITS = {  # how many digits a number of this kind has at least
+_DIGITS = {  # minimum number of digits of each kind
     e.PHONE_NUMBER: 7, e.NATIONAL_ID: 5, e.TAX_ID: 6, e.PASSPORT: 4, e.DRIVER_LICENSE: 4, e.DATE_OF_BIRTH: 4, e.MEDICAL_ID: 4, e.INSURANCE_ID: 4,
     e.BANK_ACCOUNT: 5, e.BANK_ROUTING: 3, e.IBAN_CODE: 8, e.CREDIT_CARD: 12,
 }  # fmt: skip
@@ -75,7 +75,7 @@ def _tables(clues: Clues) -> Iterator[Finding]:
 
 
 def _cells(cell: re.Pattern[str], text: str, start: int, end: int) -> list[Span]:
-    """Where the cells of a line lie, between the separators; empty ones too."""
+    """The spans of a line's cells, between the separators, including empty ones."""
     cells = []
     while start <= end:
         match = cell.match(text, start, end)
@@ -86,19 +86,19 @@ def _cells(cell: re.Pattern[str], text: str, start: int, end: int) -> list[Span]
 
 
 def _entities(text: str, heads: Sequence[Span]) -> list[str | None]:
-    """The entity of each column; nothing if fewer than two are known, or a cell is too long for a head."""
+    """The entity of each column; empty if fewer than two are known, or a cell is too long for a header."""
     names = [text[start:end] for start, end in heads]
     entities = [_head(name) for name in names]
-    known = sum(entity is not None for entity in entities)
-    return entities if known >= 2 and max(map(len, names)) <= 40 else []
+    count = sum(entity is not None for entity in entities)
+    return entities if count >= 2 and max(map(len, names)) <= 40 else []
 
 
 @lru_cache(maxsize=4096)
 def _head(name: str) -> str | None:
-    """The entity a head names, or of which it is a field: "N° de passeport", "employee_ssn"."""
-    listed = _ENTITY.get(_NO_WORD.sub("", name.lower()))
-    if listed or not 2 <= len(name) <= 40:
-        return listed
+    """The entity a header names or is a field of: "N° de passeport", "employee_ssn"."""
+    entity = _ENTITY.get(_NO_WORD.sub("", name.lower()))
+    if entity or not 2 <= len(name) <= 40:
+        return entity
     kind = field_kind(name)
     return kind if kind is None or isinstance(kind, str) else kind.entity
 

@@ -23,7 +23,7 @@ _TOKEN_IN_URL = re.compile(
     re.IGNORECASE,
 )
 
-# Forms of telephone numbers that nothing else has; any other number needs a word such as "call" before it (labels).
+# Forms of telephone numbers that are unambiguous; any other number needs a word such as "call" before it (labels).
 _EXTENSION = r"(?:\s?(?:x|ext\.?|Durchwahl|-)\s?\d{1,5})?"
 _TRUSTED = re.compile(
     r"(?=[\d+(])(?<![\w.,:/=+-])(?:"
@@ -75,11 +75,11 @@ _SPOKEN = re.compile(
 _SPOKEN_SIGN = re.compile(
     r"[(\[{<](?:at?|@|arroba)[)\]}>]|\b(?:at|arroba) [\w-]+ (?:dot|punkt|point|punto|ponto) \w"
 )
-# Whoever knows the address may write there.
+# Anyone who knows the address can post there.
 _WEBHOOK = re.compile(
     r"//(?:hooks\.slack\.com/(?:services|workflows)/\w|discord(?:app)?\.com/api/webhooks/\d|[\w.-]+\.webhook\.office\.com/webhook)"
 )
-_FEWEST = 7  # digits of a telephone number
+_FEWEST = 7  # minimum digits of a telephone number
 _DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 
 
@@ -120,7 +120,7 @@ def _phones(clues: Clues) -> Iterator[Finding]:
     yield from _compact(clues)
     yield from _behind_prepositions(clues)
     region = {"es": "ES", "pt": "PT"}.get(clues.language)
-    if region is not None:  # nine digits in threes could be any number; here they must be one that exists
+    if region is not None:  # nine digits in threes could be any number, so it must exist
         for match in _GROUPED.finditer(text):
             if _exists_in(region, match[0]):
                 yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.7)
@@ -139,7 +139,7 @@ def _behind_prepositions(clues: Clues) -> Iterator[Finding]:
 
 
 def _exists(number: str, language: str) -> bool:
-    """Whether a telephone of that number can be in a country whose people write the language."""
+    """Whether the number is valid in a country where the language is spoken."""
     return any(_exists_in(region, number) for region in _REGIONS[language])
 
 
@@ -147,11 +147,11 @@ def _exists_in(region: str, number: str) -> bool:
     try:
         return phonenumbers.is_valid_number(phonenumbers.parse(number, region))
     except phonenumbers.NumberParseException:
-        return False  # dialled abroad, to a country that there is not: 0011 990 ...
+        return False  # an international call to a nonexistent country: 0011 990 ...
 
 
 def _compact(clues: Clues) -> Iterator[Finding]:
-    """Numbers without any separator that exist in the language's country: with a leading zero, or beside an e-mail."""
+    """Numbers without separators, valid in the language's country: with a leading zero, or next to an e-mail."""
     for match in _COMPACT.finditer(clues.text):
         near = clues.text[max(0, match.start() - 60) : match.end() + 60]
         if not match[0].startswith("0") and "@" not in near:

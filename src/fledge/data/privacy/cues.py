@@ -1,4 +1,4 @@
-"""Words around names in five languages: titles, greetings, introductions, and what says that no name follows."""
+"""Words around names in five languages: titles, greetings, introductions, and words that rule out a name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INTRODUCTION = re.compile(
     r"|me llamo|se llama|mi nombre (?:completo )?es|(?:su) nombre es|soy|llamad[oa]|el nombre es|(?:o )?meu nome (?:completo )?é|(?:o )?nome del[ea] é|(?:me )?chamo-me|chamo-me|me chamo|chama-se|se chama|sou (?:o|a)|sou|chamad[oa]|aqui é (?:o|a)|aqui é)"
     r",?:?\s+[\"'«„]?$"
 )
-# What somebody is to somebody: relatives, friends, people at work and in the house.
+# Relations to a person: relatives, friends, people at work and in the house.
 RELATION = (
     r"colleague|friend|best friend|(?:step|half|twin )?(?:brother|sister)(?:-in-law)?|wife|husband|spouse|(?:ex-?)?(?:wife|husband|girlfriend|boyfriend)|boss|neighbou?r|(?:step|god)?(?:son|daughter)(?:-in-law)?|uncle|aunt(?:ie)?"
     r"|(?:grand|step|god)?(?:mother|father|ma|pa)(?:-in-law)?|mom|mum|dad|grandson|granddaughter|cousin|nephew|niece|roommate|flatmate|housemate|landlord|landlady|partner|fiancée?|co-?worker|buddy|pal|bro|sis|bff|ex|mate|kid|child|baby|dentist|doctor|lawyer|tutor|coach|nanny|babysitter"
@@ -59,7 +59,7 @@ _TRADES = (
 ROLE = re.compile(
     rf"(?<![^\W_])(?:{RELATION}|{_TRADES}|(?:un tal de|um tal de|une? certaine?|a certain|ein(?:e|en)? gewisse[rn]?|un tal|cierta|cierto|certo|certa)),?\s+$"
 )
-# After these nothing but a name follows.
+# Only a name follows these.
 CALLED = re.compile(
     r"(?<![^\W_])(?:(?:my|his|her|their|whose|your) (?:full |first |last |maiden )?names? (?:is|was)|name's|named|mein name (?:ist|lautet)|hei(?:ß|ss)(?:e|t|en)|namens"
     r"|m['’]appelle|s['’]appelle(?:nt)?|mon nom est|me llamo|se llama|mi nombre es|meu nome é|chamo-me|chama-se|me chamo|se chama)\s+[\"'«„]?$"
@@ -82,12 +82,12 @@ ARTICLE = {  # a thing, not a person: "the Mercedes", "ein Ford"
     "es": re.compile(r"(?<!\w)(?:una?|los|las)\s$"),
     "pt": re.compile(r"(?<!\w)(?:uma?)\s$"),
 }
-# Somebody is asked or told something.
+# Verbs of asking or telling a person.
 ASK = re.compile(
     r"(?<![^\W_])(?:ask|tell|remind|ping|pick up|notify|loop in|invite|thank|meet|met|text|e-?mail|phone|married|marry|saw|hired|hire|email(?:ed)?|phoned|told|asked|thanked|contact|emailing|contactez|appelez|contactar a|contacte a|contate|contacte|kontaktieren sie|schreib|schreibe|écri\w* à|parle\w* à|téléphon\w* à|envoie\w* à|répon\w* à|escrib\w* a|llam\w* a|escrev\w* (?:ao?|à)|lig\w* (?:ao?|à|para)|respond\w* (?:ao?|à)|frage?|sage?|erinnere?|bitte|triff|lade|heiratet|demande[rz]? à|dis à|dites à|rappelle à|remercie|préviens|rencontré"
     r"|pregunta(?:r|rle|le)? a|ruf|kommt|call|di(?:le)? a|recuerda(?:le)? a|avisa a|invita a|conocí a|pergunt[ae]r? [aà]|diz a|diga a|lembr[ae] a|avis[ae]|convid[ae])(?: o| a| ao)?\s$"
 )
-# Right after a single name that is a word too: it does what people do.
+# Right after a single name that is also a word: verbs of what people do.
 NEXT_IS_PERSON = re.compile(
     r"\s(?:said|says|told|asked|asks|phoned|emailed|texted|reported|mentioned|explained|suggested|presented|proposed|confirmed|offered|complained|forgot|thanked|complained|promised|refused|laughed|cried|lives|works|moved|married|got married|is on holiday|is on leave|is off sick|paid|borrowed|wrote|writes|thinks|thought|called|replied|answered|wants|went|dijo|dice|preguntó|pregunta|escribió|quiere|llamó|contestó|olvidó|pagó|prometió|se negó|se quejó|vive|trabaja|cree|informó|explicó|propuso|comentó|confirmó|avisó|piensa|disse|diz|ligou|respondeu|esqueceu|pagou|prometeu|reclamou|mora|trabalha|falou|contou|acha|informou|explicou|propôs|comentou|confirmou|avisou|perguntou|escreveu|quer"
     r"|sagte|sagt|fragte|fragt|schrieb|meint|meinte|will|hat gesagt|hat gefragt|rief an|ruft an|antwortete|wohnt|arbeitet|kündigte|hat gestern|hat heute|hat mir|hat uns|hat ihr|hat ihm|ist krank|ist im urlaub|heiratet|zahlt|bezahlte|möchte|glaubt|erzählte|erzählt|berichtete|berichtet|erklärte|informierte|schlug|schlägt|bestätigte|meldete|a dit|dit|a demandé|demande|a écrit|veut|a refusé|a accepté|a promis|a raconté|a payé|a envoyé|a reçu|a téléphoné|a rappelé|a perdu|a signalé|a expliqué|a proposé|a confirmé|a prévenu|pense|croit|habite|travaille"
@@ -102,9 +102,9 @@ NEXT_IS_NO_PERSON = re.compile(
     r"|model|edition|pro|plus|mini|max|ultra|lite|enterprise|studio|framework|library|programming|script|language|database|server|api|sdk|festival|day|week|season|county|river|lake|mountains?|island|islands|beach|valley|city|airlines|records|satz|gesetz|formel|preis"
     r"|conjecture|hypothesis|scale|unit|machine|engine|oil|cheese|cake|salad|sauce|tea|juice|code|cipher|space|group|ring|field|filter|chain|chains|curve|loop|tree|graph|sort|bot)(?![^\W_])"
 )
-# Capitalised words that lists of names hold, but that are hardly ever names in a prompt.
+# Capitalised words that are on lists of names but hardly ever names in a prompt.
 NOT_NAMES = read_words("not_names")
-# Words that begin no name, and belong to one inside it.
+# Words that can't begin a name but belong to one inside it.
 CAPITAL_PARTICLES = _LISTS["particles"]
-# Words that begin the names of places.
+# First words of names of places.
 SAINTS = _LISTS["saints"]

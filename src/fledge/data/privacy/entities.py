@@ -1,4 +1,4 @@
-"""The entities the filter knows, in Presidio's spelling where Presidio has one."""
+"""The entities the filter supports, in Presidio's spelling if Presidio has one."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ IDENTIFIERS = (
     CRYPTO,
 )
 ALL = (*NAMES, *IDENTIFIERS, *SECRETS)
-DEFAULT = tuple(entity for entity in ALL if entity != ORGANIZATION)  # organisations only if asked for
-PATTERNED = (*IDENTIFIERS, *SECRETS)  # found by their form rather than by a list of names
+DEFAULT = tuple(entity for entity in ALL if entity != ORGANIZATION)  # organisations only if requested
+PATTERNED = (*IDENTIFIERS, *SECRETS)  # found by their form rather than by lists of names
 
 
 class Finding(NamedTuple):
@@ -66,18 +66,18 @@ class Finding(NamedTuple):
 
 
 def without_overlaps(findings: list[Finding]) -> list[Finding]:
-    """Resolve overlaps: the surer one stays, of equally sure ones the longer; the rest of the loser stays too.
+    """Resolve overlaps: the more certain finding wins, or else the longer; the rest of the loser is kept, too.
 
-    What is left of a loser on either side is still personal data, so it is kept unless nothing but separators is in
-    it; the caller trims. Result in order of the text.
+    What is left of a loser on either side is still personal data, so it is kept unless it consists of separators only;
+    the caller trims. Sorted by position.
     """
-    kept: list[Finding] = []  # in order of the text, none within another
+    disjoint: list[Finding] = []  # sorted by position, disjoint
     for finding in sorted(findings, key=lambda f: (-f.score, f.start - f.end, f.start, f.entity)):
-        first = bisect_right(kept, finding.start, key=attrgetter("end"))
-        behind = bisect_left(kept, finding.end, lo=first, key=attrgetter("start"))
-        edges = [finding.start, *(edge for other in kept[first:behind] for edge in other[:2]), finding.end]
+        first = bisect_right(disjoint, finding.start, key=attrgetter("end"))
+        last = bisect_left(disjoint, finding.end, lo=first, key=attrgetter("start"))
+        edges = [finding.start, *(edge for other in disjoint[first:last] for edge in other[:2]), finding.end]
         pieces = [
             finding._replace(start=a, end=b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b
         ]
-        kept[first:behind] = sorted(kept[first:behind] + pieces)
-    return kept
+        disjoint[first:last] = sorted(disjoint[first:last] + pieces)
+    return disjoint

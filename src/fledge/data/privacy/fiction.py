@@ -1,7 +1,7 @@
 """Invented names and places. None is in the gazetteers, and each contains a stem made up for this purpose.
 
 A family name or a place is stem + ending ("Quillmoor", "Brindlethorpe"), a given name one of a closed list. A text of
-nothing but these (and small words between them) is recognised as invented.
+only these (and small words between them) is recognised as invented.
 """
 
 from __future__ import annotations
@@ -39,5 +39,5 @@ def is_fictional_word(word: str) -> bool:
 
 def is_fictional(text: str) -> bool:
     """Whether the text consists of invented names, numbers and small words alone."""
-    found = [word.lower() for word in _WORD.findall(text)]
-    return any(word in _ALL for word in found) and all(word in _ALL or word in _SMALL for word in found)
+    words = [word.lower() for word in _WORD.findall(text)]
+    return any(word in _ALL for word in words) and all(word in _ALL or word in _SMALL for word in words)

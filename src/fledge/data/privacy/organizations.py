@@ -1,6 +1,6 @@
-"""Companies and institutions, looked for only if asked: capitals before a legal form or a telling word.
+"""Companies and institutions, only if requested: capitals before a legal form or a telling word.
 
-Firms and brands that bear people's names (`words/firms.txt`) are nobody's personal data: `ends_in_firm("... at Morgan
+Firms and brands named after people (`words/firms.txt`) aren't personal data: `ends_in_firm("... at Morgan
 Stanley")` is true.
 """
 
@@ -48,7 +48,7 @@ _FIRMS = _firms()
 
 
 def ends_in_firm(lower: str, start: int, end: int) -> bool:
-    """Whether lower[start:end], with what stands before it, is a firm's name; `lower` is the text in lower case."""
+    """Whether lower[start:end], with what precedes it, is a firm's name; `lower` is the text in lower case."""
     last = lower[start:end].split(" ")[-1]
     return any(
         lower.endswith(firm, 0, end) and not lower[max(0, end - len(firm) - 1) : end - len(firm)].isalnum()

@@ -1,4 +1,4 @@
-"""Passwords: behind a word such as "password", "mot de passe", "Kennwort", on command lines, in connection strings.
+"""Passwords: after a word such as "password", "mot de passe", "Kennwort", on command lines, in connection strings.
 
 the wifi at the cabin is Futebol.KxeK      log in with user anna and Xy12-3      DB_PASS=Xy12-3      PIN 4711
 """
@@ -81,7 +81,7 @@ _CODE = re.compile(
     r"[A-Za-z_][\w.]*[(\[][\w., =]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b|(?:https?|file)://|%[({s]",
     re.IGNORECASE,
 )
-# "config.password", "req.body.newPassword": words with a capital at most at their beginning
+# "config.password", "req.body.newPassword": words with a capital only at the beginning
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 _CODE_WORD = re.compile(
     r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,})(?:_*(?:[A-Z][a-z]+\d?|(?<=_)[A-Za-z\d]+|(?:ID|URL|DB|API|JWT|SSH|AWS|IP)(?![a-z])))*_*"
@@ -114,7 +114,7 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
         symbol = any(mark in link for mark in (":", "=", "->", "→"))
         weak = _WEAK.fullmatch(match["label"].lower()) is not None
         if (weak and not _odd(value)) or (match["label"].lower() == "pin" and value.isdigit()):
-            continue  # numbers behind "PIN" are found above
+            continue  # numbers after "PIN" are found above
         if is_password(value, bool(match["quote"]), symbol):
             yield _finding(match, value, 0.85)
     if _NAMED_SIGN.search(clues.lower):
@@ -137,13 +137,13 @@ def _finding(match: re.Match[str], value: str, score: float) -> Finding:
 
 
 def trimmed(value: str) -> str:
-    """Without the punctuation of the sentence; a final ! or ? behind a digit may be the password's own."""
+    """Without the sentence's punctuation; a final ! or ? after a digit may belong to the password."""
     bare = value.rstrip(".,;:)]}")
     return bare if bare[-2:-1].isdigit() and bare[-1:] in "!?" else bare.rstrip(".,;:!?)]}")
 
 
 def _odd(value: str) -> bool:
-    """Letters and digits mixed, or capitals where no word has them."""
+    """Letters and digits mixed, or capitals in unusual places."""
     letters = any(c.isalpha() for c in value)
     return (
         letters
@@ -159,7 +159,7 @@ def _odd(value: str) -> bool:
 
 
 def is_password(value: str, quoted: bool, symbol: bool) -> bool:
-    """Whether a word after "password is" is one, and not prose ("is required") or code ("= input()")."""
+    """Whether a word after "password is" is a password, and not prose ("is required") or code ("= input()")."""
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False
     if _ATTRIBUTE.fullmatch(value) and not quoted:
@@ -176,9 +176,9 @@ def is_password(value: str, quoted: bool, symbol: bool) -> bool:
 
 
 def is_code(value: str, symbol: bool) -> bool:
-    """Whether dotted words are an attribute or a host: "config.password"; "Futebol.KxeK" is none."""
+    """Whether dotted words are an attribute or a host: "config.password", but not "Futebol.KxeK"."""
     parts = value.split(".")
-    if not symbol:  # behind "is" there is little code
+    if not symbol:  # after "is" there is little code
         return parts[0].lower() in _OBJECTS or (value.islower() and len(parts[-1]) < 4)
     humps = [hump for part in parts for hump in re.findall(r"[A-Z]*[a-z]+|[A-Z]+", part)]
     return parts[0].lower() in _OBJECTS or (

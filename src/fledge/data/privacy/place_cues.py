@@ -1,4 +1,4 @@
-"""Words around places in five languages: where somebody lives, works, goes to; heads of fields; beginnings of names of towns."""
+"""Words around places in five languages: of living, working and going; field names; first words of names of towns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fledge.data.privacy.word_lists import read_sections
 LOCATIVE = re.compile(
     r"(?<![^\W_])(?:in|at|from|near|to|around|outside|of|via|across|towards?|leaves|reach(?:ed|es)?|aus|nach|bei|von|ab|um|raum|richtung|gegen|über|à|de|près de|vers|depuis|en|desde|a|hacia|cerca de|em|no|na|do|da|para|perto de|visit|visiting|leaving|leave)\s$"
 )
-# Prepositions that are everyday words otherwise: not enough for an ambiguous name.
+# Prepositions that are otherwise everyday words: insufficient for an ambiguous name.
 WEAK = re.compile(r"(?<![^\W_])(?:of|to|de|a|da|do|no|na|at|von|um|via|über|en|para|visit)\s$")
 PERSONAL = re.compile(
     r"(?<![^\W_])(?:(?:born|geboren|née?|nac\w+|nasc\w+)(?: [\w./,-]*\d[\w./,-]*| de| el| le| am| on| em| a| [^\W\d_]{3,9}){1,6} (?:in|à|en|em)|(?:live[sd]?|living|born|grew up|raised|based|resid(?:e|es|ed|ing)|stay(?:s|ed|ing)?|work(?:s|ed|ing)?|settled|house|home|apartment|flat|office|hotel|meeting|warehouse|branch|store|clinic|hospital|currently|wedding|conference|school|store|arrived|lives?|moved?|meeting) (?:here |down |up |over |back |out )?(?:in|at|near|outside|outside of)"

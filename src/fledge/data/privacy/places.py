@@ -2,11 +2,11 @@
 
     0.85   a town before a state or country          "Springfield, IL", "Graz, Austria"
     0.70   a known city, not an everyday word        "the weather in Düsseldorf"
-    0.65   anything after "I live in" and the like   "I grew up in Tuttle Creek"
+    0.65   anything after "I live in" and similar    "I grew up in Tuttle Creek"
     0.60   a small or ambiguous town after "in"      "a shop in Reading"; a word that ends like a town
 
-Countries and states count only where somebody lives or was born there, or after a town: "the capital of France" is
-no personal data.
+Countries and states count only as somebody's home or birthplace, or after a town: "the capital of France" isn't
+personal data.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOWN_ENDING = re.compile(
 )
 _STATE_AFTER = re.compile(r",? ([A-Z]{2})(?: \d{5}(?:-\d{4})?)?(?!\w)")
 _REGION_AFTER = re.compile(rf",\s([{UPPER}][^\W\d_]+(?: [{UPPER}][^\W\d_]+){{0,2}})")
-_FREQUENT = 4.0  # Zipf frequency from which on a word is no place, whatever stands before it
+_FREQUENT = 4.0  # Zipf frequency from which a word isn't a place, whatever precedes it
 _NO_TOWN_BEFORE = ("inc", "ltd", "gmbh", "group", "llc", "saint-germain", "agreement", "club")
 _ARTICLES = ("de", "le", "la", "les", "da", "do", "dos")
 _POSTCODE_UK = re.compile(
@@ -112,7 +112,7 @@ def _lower_towns(clues: Clues) -> Iterator[Finding]:
 
 def _towns(clues: Clues) -> Iterator[Finding]:
     words = list(_WORD.finditer(clues.text))
-    at, last = 0, None  # last: end of the place before
+    at, last = 0, None  # last: end of the previous place
     while at < len(words):
         paired = last is not None and _PAIR.fullmatch(clues.lower, last, words[at].start()) is not None
         size, score = _town_at(clues, words, at, paired)
@@ -133,7 +133,7 @@ def _towns(clues: Clues) -> Iterator[Finding]:
 
 
 def _after_unknown(clues: Clues, before: re.Match[str], town: re.Match[str]) -> bool:
-    """Whether a capitalised word that is in no list stands right before."""
+    """Whether an unlisted capitalised word directly precedes."""
     lists = lexicon()
     word = before[0].lower()
     return (
@@ -149,14 +149,14 @@ def _after_unknown(clues: Clues, before: re.Match[str], town: re.Match[str]) -> 
 
 
 class _Before:
-    """What the words before a capitalised one say; looked at only for words that may be a place, which few are."""
+    """The words before a capitalised one; examined only for the few words that may be a place."""
 
     def __init__(self, text: str, paired: bool) -> None:
         self.text, self._paired = text, paired
 
     @cached_property
     def personal(self) -> bool:
-        """Somebody lives, works or goes there, or a field is filled in."""
+        """Someone lives, works or goes there, or a field is filled in."""
         text = self.text
         if self._paired or PERSONAL.search(text) is not None:
             return True
@@ -169,7 +169,7 @@ class _Before:
 
 
 def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) -> tuple[int, float]:
-    """How many words from `at` on are a place (0: none), and how sure that is."""
+    """How many words from `at` on are a place (0: none), and the confidence."""
     first = words[at][0].lower()
     lists = lexicon()
     abbreviation = len(first) <= 4 and words[at][0].isupper()  # "ABA", "SAN": hardly ever a town
@@ -192,7 +192,7 @@ def _town_at(clues: Clues, words: list[re.Match[str]], at: int, paired: bool) ->
 
 
 def _listed_town(clues: Clues, run: list[re.Match[str]], before: _Before) -> tuple[int, float]:
-    """The longest city or region of the lists with which a run of capitalised words begins; and how sure it is."""
+    """The longest listed city or region at the beginning of a run of capitalised words, and the confidence."""
     lists, first, longest = lexicon(), run[0][0].lower(), len(run)
     for size in range(min(longest, 4), 0, -1):
         name = clues.lower[run[0].start() : run[size - 1].end()]
@@ -216,7 +216,7 @@ def _listed_town(clues: Clues, run: list[re.Match[str]], before: _Before) -> tup
 
 
 def _unlisted_place(clues: Clues, run: list[re.Match[str]], before: _Before) -> tuple[int, float]:
-    """Whether a run of capitalised words is a place on no list, by what stands around it and by how it ends."""
+    """Whether a run of capitalised words is an unlisted place, by its context and ending."""
     lists, first, longest = lexicon(), run[0][0].lower(), len(run)
     start, end = run[0].start(), run[-1].end()
     if first in NOT_NAMES or first in HONORIFICS:
@@ -280,14 +280,14 @@ def _run_length(text: str, words: list[re.Match[str]], at: int) -> int:
 
 
 def _name_goes_on(word: str) -> bool:
-    """Whether a single word after a city makes it somebody's name or a firm's: "Paris Hilton", "Lima Ltd"."""
+    """Whether a single word after a city makes it a person's name or a firm's: "Paris Hilton", "Lima Ltd"."""
     lists = lexicon()
     unlisted = len(word) > 3 and word not in lists.common and not lists.is_city(word)
     return lists.is_family(word) or unlisted or word in _NO_TOWN_BEFORE
 
 
 def _region_after(clues: Clues, end: int) -> tuple[int, int] | None:
-    """Where the state or country after a town stands: ", IL", ", Germany"."""
+    """The span of the state or country after a town: ", IL", ", Germany"."""
     lists = lexicon()
     match = _STATE_AFTER.match(clues.text, end)
     if match and match[1] in lists.state_codes and clues.text[end] == ",":
@@ -319,7 +319,7 @@ def _postcodes(clues: Clues) -> Iterator[Finding]:
 
 
 def _longest_city(clues: Clues, start: int, end: int) -> int | None:
-    """Where the longest city that begins at `start` ends, at `end` at the latest; None: no city."""
+    """The end of the longest city that begins at `start`, up to `end`; None: no city."""
     lists = lexicon()
     while end > start:
         name = clues.lower[start:end]

@@ -1,7 +1,7 @@
-"""Names on no list, which only their place gives away: "chama-se Clóvis", "Dear Jandira,", a line at the end.
+"""Unlisted names that only their position reveals: "chama-se Clóvis", "Dear Jandira,", a line at the end.
 
-A word that is known as a rare word of some language, as names of other countries are, may begin or end a name here;
-frequent words may not, and in German, where nouns have capitals too, only rarer ones.
+A word known as a rare word of some language, as foreign names are, may begin or end a name here; frequent words may
+not, and in German, where nouns have capitals, too, only rarer ones.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _RARER = 3.6  # the same without a cue, before a family name
 _ADDRESSED = re.compile(r"\s*(?:[,!.:;\n]|$)")
 _LISTS = read_sections("name_cues")
 _CLIENTS = _LISTS["clients"]
-# Who is addressed without a name.
+# Terms of address without a name.
 _NOBODY = _LISTS["nobody"]
 
 
 def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
-    """Whether the rare word text[start:end] begins a name by its place; `before`: what precedes it, in lower case."""
+    """Whether the rare word text[start:end] begins a name by its position; `before`: what precedes, in lower case."""
     word = clues.lower[start:end]
     if not is_rare(clues, word) or word in _NOBODY:
         return False
@@ -49,7 +49,7 @@ def may_begin(clues: Clues, start: int, end: int, before: str) -> bool:
 
 
 def may_be_a_firm(before: str) -> bool:
-    """ "our client Gmail": after these words a word alone that is on no list is as often a firm or a thing."""
+    """ "our client Gmail": after these words a single unlisted word is as often a firm or a thing."""
     return before.rstrip(" ,").rpartition(" ")[2] in _CLIENTS
 
 
@@ -66,7 +66,7 @@ def goes_before_family(clues: Clues, first: str, last: str) -> bool:
 
 
 def signs(clues: Clues, start: int, end: int) -> bool:
-    """Whether text[start:end] fills a line near the end of the text, after an empty one or a closing formula."""
+    """Whether text[start:end] fills a line near the end of the text, after an empty line or a closing formula."""
     text = clues.text
     head = text.rfind("\n", 0, start)
     if head <= 0 or text[head + 1 : start].strip(" \t-–—*_") or text.count("\n", end) > 4:
@@ -76,7 +76,7 @@ def signs(clues: Clues, start: int, end: int) -> bool:
         return False
     above = text[text.rfind("\n", 0, head) + 1 : head].strip()
     if text[:head].rstrip().endswith(":"):
-        return False  # what was announced: "Essay title:"
+        return False  # an announcement: "Essay title:"
     return not above or GREETING.search(above.lower()[-40:] + " ") is not None or above.endswith(",")
 
 
@@ -91,12 +91,12 @@ def may_sign(clues: Clues, words_: list[str]) -> bool:
         if words.is_everyday(word) or (words.is_word(word) and not is_rare(clues, word))
     ]
     ends = (words_[0], words_[-1])
-    known = any(words.is_any_name(word) and not words.is_ambiguous_name(word) for word in ends)
-    return not frequent and (known or words_[0] not in words.common)
+    has_listed = any(words.is_any_name(word) and not words.is_ambiguous_name(word) for word in ends)
+    return not frequent and (has_listed or words_[0] not in words.common)
 
 
 def beside_a_name(clues: Clues, start: int, end: int) -> bool:
-    """Anna and Rose: a name that is no other word stands on the other side of an "and"."""
+    """Anna and Rose: an unambiguous name is on the other side of an "and"."""
     words = lexicon()
     beside = (_AND_BEFORE.search(clues.text, max(0, start - 50), start), _AND_AFTER.match(clues.text, end))
     names = [name for match in beside if match for name in match[1].lower().split(" ")]
@@ -111,7 +111,7 @@ def beside_a_name(clues: Clues, start: int, end: int) -> bool:
 
 
 def beside_a_thing(clues: Clues, start: int, end: int) -> bool:
-    """Python, Ruby and Julia; Big Ben: a name that is a thing's beside things."""
+    """Python, Ruby and Julia; Big Ben: a name among things is a thing's name."""
     beside = (_LIST_BEFORE.search(clues.text, max(0, start - 30), start), _LIST_AFTER.match(clues.text, end))
     return any(match[1].lower() in NOT_NAMES for match in beside if match) or clues.lower.endswith(
         "big ", 0, start
@@ -119,7 +119,7 @@ def beside_a_thing(clues: Clues, start: int, end: int) -> bool:
 
 
 def shouted(clues: Clues, start: int, end: int, named: list[str]) -> bool:
-    """CLARA GUIMARÃES, among other words that are not in capitals: after a given name, words that are not frequent."""
+    """CLARA GUIMARÃES, among words that aren't in capitals: after a given name, words that aren't frequent."""
     text, words = clues.text, lexicon()
     return (
         text[start:end].isupper()
@@ -133,7 +133,7 @@ def shouted(clues: Clues, start: int, end: int, named: list[str]) -> bool:
 
 
 def is_rare(clues: Clues, word: str) -> bool:
-    """Whether a word is rare enough to be a family name after names or after a cue."""
+    """Whether a word is rare enough to be a family name after names or a cue."""
     words = lexicon()
     limit = _RARE_GERMAN if clues.language == "de" else _RARE
     return (

@@ -1,7 +1,7 @@
 """The rules as Presidio recognisers, run by Presidio's analyser without a language model.
 
-The analyser's place for a language model holds `CluesEngine`: it looks at a text once and hands what it saw to every
-recogniser, which returns at once where it has nothing to look for.
+In place of a language model the analyser has `CluesEngine`: it looks at a text once and passes its clues to every
+recogniser, which returns immediately if they rule it out.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from fledge.data.privacy.secrets import find_secrets
 
 Find = Callable[[Clues], Iterable[Finding]]
 
-ANY = "en"  # Presidio files recognisers by language; ours read all five, so one name stands for them all
-_NEAR = 50  # characters before a match in which one of CustomPattern.near must stand
+ANY = "en"  # Presidio groups recognisers by language; ours support all five, so one name covers all
+_NEAR = 50  # characters before a match that must contain one of CustomPattern.near
 
 _RULES: tuple[tuple[str, Find, tuple[str, ...]], ...] = (
     ("forms", find_forms, (e.IBAN_CODE, e.CREDIT_CARD, e.NATIONAL_ID, e.TAX_ID, e.DRIVER_LICENSE, e.MAC_ADDRESS, e.IP_ADDRESS, e.CRYPTO)),
@@ -54,7 +54,7 @@ _RULES: tuple[tuple[str, Find, tuple[str, ...]], ...] = (
 
 
 class FixedRegistry(RecognizerRegistry):
-    """Presidio's registry of recognisers that don't change: what a text needs is looked up once, not for every text."""
+    """Presidio's registry with a fixed set of recognisers: lookups are cached instead of repeated for every text."""
 
     def get_recognizers(
         self,
@@ -63,7 +63,7 @@ class FixedRegistry(RecognizerRegistry):
         all_fields: bool = False,
         ad_hoc_recognizers: list[EntityRecognizer] | None = None,
     ) -> list[EntityRecognizer]:
-        """As Presidio's, remembered."""
+        """As Presidio's, cached."""
         if ad_hoc_recognizers:
             return super().get_recognizers(language, entities, all_fields, ad_hoc_recognizers)
         key = language, tuple(entities or ()), all_fields
@@ -77,7 +77,7 @@ class FixedRegistry(RecognizerRegistry):
 
 
 class CluesArtifacts(NlpArtifacts):
-    """What the analyser hands to recognisers: no tokens, but the clues."""
+    """What the analyser passes to recognisers: no tokens, only the clues."""
 
     def __init__(self, engine: NoOpNlpEngine, clues: Clues) -> None:
         super().__init__([], [], [], [], engine, ANY)
@@ -85,7 +85,7 @@ class CluesArtifacts(NlpArtifacts):
 
 
 class CluesEngine(NoOpNlpEngine):
-    """Presidio's empty language engine, which also looks for clues."""
+    """Presidio's empty language engine, which also collects clues."""
 
     def __init__(self) -> None:
         super().__init__(models=[{"lang_code": ANY, "model_name": "none"}])
@@ -96,7 +96,7 @@ class CluesEngine(NoOpNlpEngine):
 
 
 class RuleRecognizer(EntityRecognizer):
-    """A rule of this package as a Presidio recogniser; works in any other Presidio analyser too."""
+    """A rule of this package as a Presidio recogniser; also works in any other Presidio analyser."""
 
     def __init__(self, name: str, find: Find, supported: Sequence[str]) -> None:
         self._find = find
@@ -108,13 +108,13 @@ class RuleRecognizer(EntityRecognizer):
     def analyze(
         self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
     ) -> list[RecognizerResult]:
-        """Presidio's form of the findings."""
+        """The findings in Presidio's form."""
         clues = nlp_artifacts.clues if isinstance(nlp_artifacts, CluesArtifacts) else Clues(text)
         return [RecognizerResult(f.entity, f.start, f.end, f.score) for f in self._find(clues)]
 
 
 class _NoContext(ContextAwareEnhancer):
-    """The rules look at the words around a match themselves."""
+    """Does nothing: the rules examine the words around a match themselves."""
 
     def __init__(self) -> None:
         super().__init__(0.0, 0.0, 0, 0)
@@ -134,7 +134,7 @@ def make_analyzer(options: PrivacyOptions, extra: Iterable[EntityRecognizer]) ->
     """Presidio's analyser with the rules the options need, and further recognisers such as models."""
     wanted = options.wanted
     recognizers = [
-        RuleRecognizer(name, find, found) for name, find, found in _RULES if wanted.intersection(found)
+        RuleRecognizer(name, find, kinds) for name, find, kinds in _RULES if wanted.intersection(kinds)
     ]
     for number, pattern in enumerate(options.patterns):
         recognizers.append(RuleRecognizer(f"pattern {number}", _pattern_rule(pattern), [pattern.entity]))

@@ -1,7 +1,7 @@
-"""Values that belong to nobody: set aside by standards for examples, or invented here.
+"""Values that belong to no one: reserved for examples by standards, or invented here.
 
-Invented values (surrogates) are drawn from these ranges only, and the recognisers pass over them. So a second scan
-of treated text needs no memory of what was put where, and anyone can tell an invented value from a real one.
+Invented values (surrogates) come only from these ranges, and the recognisers ignore them. So a second scan of treated
+text needs no record of the replacements, and anyone can distinguish an invented value from a real one.
 
     addresses of hosts   RFC 5737, RFC 3849, RFC 7042     telephones   555-01xx (NANP), Ofcom, ARCEP, BNetzA ranges
     e-mail               the top-level domain .example    numbers      all zeros but the last two: 000-00-0017
@@ -31,7 +31,7 @@ _RESERVED_MAC = re.compile(r"00005e0053[0-9a-f]{2}")
 
 
 def is_reserved_ip(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address is set aside for documentation."""
+    """Whether an address is reserved for documentation."""
     return any(address in network for network in _NETWORKS)
 
 
@@ -41,7 +41,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def is_reserved(entity: str, value: str) -> bool:
-    """Whether a value is invented or set aside, and so nobody's."""
+    """Whether a value is invented or reserved, and so not personal."""
     if is_placeholder(value) or not value.strip():
         return True
     if entity in (e.PERSON, e.LOCATION, e.STREET_ADDRESS, e.ORGANIZATION):
@@ -59,6 +59,6 @@ def is_reserved(entity: str, value: str) -> bool:
     if "placeholder" in compact:
         return True
     if len(re.sub(r"[\dx]", "", compact)) >= 3:
-        return False  # invented numbers hold no letter but X
+        return False  # invented numbers contain no letter but X
     digits = re.sub(r"\D", "", value)
     return len(digits) >= 4 and _NEARLY_ZERO.fullmatch(digits) is not None

@@ -1,4 +1,4 @@
-"""Runs of capitalised words, initials and particles: what could be a name ("Maria da Silva", "J. R. Müller")."""
+"""Runs of capitalised words, initials and particles: candidates for names ("Maria da Silva", "J. R. Müller")."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Token(NamedTuple):
 
 
 def runs_of_capitals(text: str) -> Iterator[list[Token]]:
-    """Runs of capitalised words with nothing but blanks and particles between them."""
+    """Runs of capitalised words with only blanks and particles between them."""
     run: list[Token] = []
     for match in _TOKEN.finditer(text):
         word = match[0]

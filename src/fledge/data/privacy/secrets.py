@@ -81,8 +81,8 @@ def _known_keys(text: str) -> Iterator[Finding]:
 
 @cache
 def _plugins() -> list[Any]:
-    known = get_mapping_from_secret_type_to_class()
-    return [plugin() for kind, plugin in known.items() if kind not in _NO_SERVICE]
+    types = get_mapping_from_secret_type_to_class()
+    return [plugin() for kind, plugin in types.items() if kind not in _NO_SERVICE]
 
 
 def _looks_random(value: str) -> bool:
@@ -90,6 +90,6 @@ def _looks_random(value: str) -> bool:
 
 
 def _varied(value: str, bits: float) -> bool:
-    """Whether the characters carry at least so many bits each (Shannon): words and fillers carry less than keys."""
+    """Whether the characters carry at least this many bits each (Shannon): words and fillers carry less than keys."""
     counts = Counter(value)
     return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values()) >= bits

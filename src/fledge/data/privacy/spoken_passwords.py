@@ -1,9 +1,9 @@
-"""Passwords by their look, in a sentence that speaks of one: no fixed words need stand between the two.
+"""Passwords recognised by their look, in a sentence that mentions one, without fixed words in between.
 
 I always use Xy12-3qT for that password        das WLAN, also Sommer-Tisch-402, läuft        le mdp ? Azerty2024!
 
-What looks like a password mixes capitals, small letters and digits as no word does, or ends in a digit and a mark. Names
-of code, versions, files and numbers of orders don't count.
+A password-like token mixes capitals, lower-case letters and digits as no word does, or ends in a digit and a mark.
+Names in code, versions, files and order numbers don't count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NONE = re.compile(
 
 
 def find_spoken_passwords(clues: Clues) -> Iterator[Finding]:
-    """Passwords without a fixed link to the word that names them."""
+    """Passwords without a fixed connection to the word that names them."""
     if _SPEAKS.isdisjoint(clues.words) and _HINTS.isdisjoint(clues.words):
         return
     tokens = [match for match in _TOKEN.finditer(clues.text) if _looks_like_one(_bare(match[0]))]
@@ -68,7 +68,7 @@ def find_spoken_passwords(clues: Clues) -> Iterator[Finding]:
 def _nearest(
     clues: Clues, word: tuple[int, int], tokens: list[re.Match[str]], reach: int
 ) -> re.Match[str] | None:
-    """The nearest of the tokens around a word in the same sentence that is nothing else's number."""
+    """The nearest of the tokens around a word in the same sentence that isn't another kind of number."""
     near = []
     for token in tokens:
         start, end = (word[1], token.start()) if token.start() >= word[1] else (token.end(), word[0])
@@ -81,7 +81,7 @@ def _nearest(
 
 
 def _bare(token: str) -> str:
-    """Without the sentence's punctuation; a mark behind a digit may be the password's own."""
+    """Without the sentence's punctuation; a mark after a digit may belong to the password."""
     bare = re.sub(r"(?<=\d[!?])[!?]+$", "", token.rstrip(".,;:"))
     return bare if bare[-2:-1].isdigit() else bare.rstrip(".,;:!?")
 

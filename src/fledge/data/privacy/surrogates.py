@@ -1,4 +1,4 @@
-"""Invented values in place of found ones: the same original gets the same value throughout one conversation.
+"""Invented replacements of personal data: the same original gets the same value throughout one conversation.
 
 Values are drawn in the order in which originals appear, from a generator seeded by the recipe and the conversation;
 what is drawn doesn't depend on the original's letters, only its shape. All are from ranges that belong to nobody
@@ -29,7 +29,7 @@ class Surrogates:
         self._used: set[str] = set()
 
     def replace(self, entity: str, value: str) -> str:
-        """The value to put in the place of an original."""
+        """The replacement for an original."""
         if entity == e.PERSON:
             return self._person(value)
         key = entity, re.sub(r"[\W_]+", "", value).casefold() or value
@@ -63,7 +63,7 @@ class Surrogates:
 
 
 def _zeros(rng: random.Random, value: str, language: str) -> str:
-    """Zeros in the shape of the original, but for two digits: X12-345-678 becomes X00-000-017."""
+    """Zeros in the shape of the original, except two digits: X12-345-678 becomes X00-000-017."""
     number = f"{rng.randint(1, 99):02d}"
     places = [i for i, character in enumerate(value) if character.isdigit()]
     if len(places) < 4:
@@ -75,7 +75,7 @@ def _zeros(rng: random.Random, value: str, language: str) -> str:
 
 
 def _street(rng: random.Random, value: str, language: str) -> str:
-    """A street with a number, as the language writes it."""
+    """A street with a number, in the language's format."""
     name, number = rng.choice(fiction.PLACES), rng.randint(1, 99)
     return {
         "de": f"{name} Straße {number}",

@@ -1,4 +1,4 @@
-"""Names that don't stand in capitals and in order: after an introduction, family name first, behind an @.
+"""Names without the usual capitals or order: after an introduction, family name first, after an @.
 
 "my name is john smith"      lower case, after words that introduce somebody
 "Smith, John;"               as lists and files have them

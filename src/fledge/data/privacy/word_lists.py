@@ -1,4 +1,4 @@
-"""Reads the lists of words in `words/`. A line that begins with # is a comment."""
+"""Reads the lists of words in `words/`. Lines that begin with # are comments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_words(name: str) -> frozenset[str]:
 
 @cache
 def read_sections(name: str) -> dict[str, frozenset[str]]:
-    """The words of a list whose parts stand below headings such as `[towns]`."""
+    """The words of a list with sections below headings such as `[towns]`."""
     sections: dict[str, frozenset[str]] = {}
     heading = ""
     for line in read_lines(name):

@@ -1,4 +1,4 @@
-"""Equal keys among millions of rows without holding them: keys go to files by their last bits, files are sorted alone.
+"""Equal keys among millions of rows without holding them in memory: keys are bucketed into files, each sorted alone.
 
 (key, row) ──► key % 64 ──► bucket files on disk ──► each sorted in memory ──► groups of equal keys, rows ascending
 """
@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BUCKETS = 64
-_BUFFERED = 1 << 18  # entries held before they are written; fewer never are
+_BUFFERED = 1 << 18  # entries buffered in memory; fewer are never written
 _ENTRY = np.dtype([("key", "<u8"), ("row", "<i8")])
 
 
 class Group(NamedTuple):
-    """Rows with one key, ascending; more than one of them."""
+    """Ascending rows with the same key; at least two."""
 
     key: int
     rows: NDArray[np.int64]
 
 
 class KeyBuckets:
-    """Rows by key. Add all, then go through the groups."""
+    """Rows by key. Add all, then iterate over the groups."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)

@@ -1,9 +1,9 @@
-"""Duplicates among millions of prompts: exact ones, beginnings of others, and near ones by MinHash LSH.
+"""Duplicates among millions of prompts: exact ones, prefixes of others, and near ones by MinHash LSH.
 
-A request log holds a conversation once per request, each time a turn longer; only the longest is kept (`continued`).
+A request log contains a conversation once per request, each time a turn longer; only the longest is kept (`continued`).
 Near duplicates: MinHash (Broder 1997) over word trigrams from rensa, banded (Leskovec et al., Mining of Massive
-Datasets, ch. 3); two prompts that share a band are compared by their whole signatures. Under another system prompt a
-prompt is another one, however near.
+Datasets, ch. 3); two prompts that share a band are compared by their whole signatures. Prompts with different system
+prompts are never duplicates.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ REASONS = {REPEAT: "repeat", CONTINUED: "continued", NEAR_REPEAT: "near_repeat"}
 
 
 class DuplicateFinder:
-    """Add prompts in order, then ask for all verdicts. Keys lie on disk; one byte a row is held."""
+    """Add prompts in order, then call `verdicts`. Keys are stored on disk; one byte per row is held in memory."""
 
     def __init__(self, folder: Path, near: float) -> None:
-        """`near`: Jaccard similarity of trigrams from which on two prompts are the same; 1 turns this off."""
+        """`near`: Jaccard similarity of trigrams from which two prompts are duplicates; 1 turns this off."""
         self._near = near
         self._band = 4 if near >= _FEW else 2
         self._exact = KeyBuckets(folder / "exact")
@@ -44,7 +44,7 @@ class DuplicateFinder:
         self.rows = 0
 
     def add(self, prompts: Sequence[Prompt]) -> None:
-        """The next prompts: they are told by their turns and their system prompt."""
+        """Add the next prompts, identified by their turns and system prompt."""
         keys: list[int] = []
         rows: list[int] = []
         for number, prompt in enumerate(prompts):
@@ -63,12 +63,12 @@ class DuplicateFinder:
         self._signature_file.close()
         verdicts = np.zeros(self.rows, np.uint8)
         for _, marked in self._exact.groups():
-            whole = marked[marked % 2 == 1] // 2
-            if len(whole) < len(marked):
-                verdicts[whole] = CONTINUED
+            complete = marked[marked % 2 == 1] // 2
+            if len(complete) < len(marked):
+                verdicts[complete] = CONTINUED
             else:
-                verdicts[whole[1:]] = REPEAT
-        # A conversation that goes on in a repeat of a longer one goes on in the one that is kept, too.
+                verdicts[complete[1:]] = REPEAT
+        # A conversation continued in a repeat of a longer one is also continued in the one that is kept.
         exact = verdicts != KEPT
         if self._near < 1.0:
             with open(self._signatures, "rb") as file:
@@ -77,7 +77,7 @@ class DuplicateFinder:
         return verdicts
 
     def _compare(self, rows: NDArray[np.int64], verdicts: NDArray[np.uint8], file: int) -> None:
-        """Mark the rows of one band that are like the first of them."""
+        """Mark the rows of one band that are similar to its first."""
         later = rows[1:][verdicts[rows[1:]] == KEPT]
         if not len(later):
             return
@@ -99,20 +99,20 @@ class DuplicateFinder:
         signatures.tofile(self._signature_file)
         bands = signatures.reshape(len(signatures), -1, self._band)  # [n, bands, rows of a band]
         rows = np.arange(self.rows, self.rows + len(signatures))
-        # Prompts under different system prompts share no key, and so are never compared.
+        # Prompts with different system prompts share no key, and so are never compared.
         systems = np.array([hash64(p.system) if p.system else 0 for p in prompts], np.uint64)
         for number in range(bands.shape[1]):
             self._bands.add(_mix(bands[:, number], number) ^ systems, rows)
 
 
-def _grams(found: Sequence[str]) -> list[str]:
-    if len(found) <= _GRAM:
-        return [" ".join(found)]
-    return [" ".join(gram) for gram in zip(found, found[1:], found[2:], strict=False)]
+def _grams(text_words: Sequence[str]) -> list[str]:
+    if len(text_words) <= _GRAM:
+        return [" ".join(text_words)]
+    return [" ".join(gram) for gram in zip(text_words, text_words[1:], text_words[2:], strict=False)]
 
 
 def _mix(band: NDArray[np.uint32], number: int) -> NDArray[np.uint64]:
-    """One 64-bit key per row for a band's values, [n, k] -> [n]. Multiplication wraps around on purpose."""
+    """One 64-bit key per row from a band's values, [n, k] -> [n]. Multiplication wraps around on purpose."""
     key = np.full(len(band), number + 1, np.uint64)
     for column in band.T:
         key = (key ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""From the sources' pools to the prompts that are kept. Passes over the pools; per row only a few numbers are held.
+"""From the sources' pools to the chosen prompts, in passes over the pools; only a few numbers per row are in memory.
 
     pass 1   duplicate keys and noise of every row          ──► verdicts
     pass 2   (with traffic) n-grams of the pool             ──► q
@@ -6,7 +6,7 @@
     draw     the largest keys, as many as each quota        ──► chosen
     pass 4   chosen rows to prompts/, duplicates to rejects/
 
-Killed anywhere, it starts again from the pools and ends with the same files.
+If killed, it starts again from the pools and ends with the same files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PoolSource:
 
 @dataclass(frozen=True)
 class Selected:
-    """What the selection did."""
+    """The outcome of a selection."""
 
     pool: int
     duplicates: Mapping[str, int]  # reason -> rows
@@ -65,16 +65,16 @@ def select_prompts(
     Args:
         traffic: n-gram counts per workload; empty: no matching.
         count_tokens: tokens of a prompt's turns.
-        progress: told what goes on.
+        progress: called with a description of the current step.
     """
-    progress("looking for duplicates")
+    progress("finding duplicates")
     try:
         with tempfile.TemporaryDirectory(prefix="fledge-select-") as scratch:
             verdicts, noise = _duplicates(pools, options, Path(scratch))
     except OSError as error:
         raise StorageError(
-            f"can't keep the prompts' keys among the temporary files ({one_line(error)}); free some space there, or "
-            "name another folder in TMPDIR, and run again"
+            f"can't store the prompts' keys in temporary files ({one_line(error)}); free some space there, or "
+            "set TMPDIR to another folder, and run again"
         ) from error
     sizes = [Manifest.load(pool.url).records for pool in pools]
     drawing = _Drawing(pools, sizes, verdicts == KEPT, noise, options)
@@ -87,7 +87,7 @@ def select_prompts(
     workloads = sorted(traffic)
     _write(pools, verdicts, chosen, workloads, options, output_url, salt, count_tokens)
     borders = np.cumsum([0, *sizes])
-    found = {
+    chosen_per_source = {
         pool.name: int((chosen[start:stop] >= 0).sum())
         for pool, start, stop in zip(pools, borders, borders[1:], strict=False)
     }
@@ -98,7 +98,7 @@ def select_prompts(
         wanted=share_out(
             options.count, {p.name: p.weight for p in pools}, {p.name: options.count for p in pools}
         ),
-        chosen=found,
+        chosen=chosen_per_source,
         distances=_distances(pools, chosen, workloads, traffic, drawing.pool_counts) if traffic else {},
     )
 
@@ -115,7 +115,7 @@ def _duplicates(
 
 
 class _Drawing:
-    """Draws rows without replacement: the largest keys win."""
+    """Samples rows without replacement: the largest keys win."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Drawing:
         self.pool_counts = NgramCounts()
 
     def by_weight(self) -> NDArray[np.int32]:
-        """0 for each chosen row, -1 for the others, [rows]; each source gives its share."""
+        """0 for each chosen row, -1 for the others, [rows]; each source contributes its share."""
         chosen = np.full(len(self._alive), -1, np.int32)
         weights = {pool.name: pool.weight for pool in self._pools}
         quotas = share_out(self._options.count, weights, self._available())
@@ -141,15 +141,15 @@ class _Drawing:
         return chosen
 
     def to_traffic(self, traffic: Mapping[str, NgramCounts]) -> NDArray[np.int32]:
-        """The workload's number (in the order of names) for each chosen row, -1 for the others, [rows]."""
+        """The workload's index (in the order of names) for each chosen row, -1 for the others, [rows]."""
         for _, prompt in self._alive_rows():
             self.pool_counts.add(features(prompt.turns))
         workloads = sorted(traffic)
         models = [TrafficModel(traffic[name], self.pool_counts) for name in workloads]
         keys = np.zeros((len(models), len(self._alive)), np.float32)
         for row, prompt in self._alive_rows():
-            found = features(prompt.turns)
-            keys[:, row] = [model.log_weight(found) for model in models]
+            buckets = features(prompt.turns)
+            keys[:, row] = [model.log_weight(buckets) for model in models]
         keys += self._noise + self._prior()
         chosen = np.full(len(self._alive), -1, np.int32)
         total = int(self._alive.sum())
@@ -161,7 +161,7 @@ class _Drawing:
         return chosen
 
     def _prior(self) -> NDArray[np.float32]:
-        """Log of how much more often a source is wanted than it occurs, per row."""
+        """Per row, log of the ratio of its source's wanted share to its actual share."""
         prior = np.zeros(len(self._alive), np.float32)
         available = self._available()
         for pool, start, stop in self._ranges():
@@ -198,7 +198,7 @@ def _write(
     salt: str,
     count_tokens: Callable[[Sequence[str]], int],
 ) -> None:
-    """Shards of chosen prompts, each with the duplicates met on the way; those written before are skipped."""
+    """Shards of chosen prompts, each with the duplicates met on the way; shards already written are skipped."""
     writer = PromptWriter(output_url)
     done, passed = writer.shards, 0
     prompts: list[Prompt] = []

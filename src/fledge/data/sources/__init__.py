@@ -1,4 +1,4 @@
-"""Where prompts come from besides the target itself: files, Hugging Face datasets, request logs.
+"""Sources of prompts other than the target itself: files, Hugging Face datasets, request logs.
 
 source     rows (or why a row can't be read)   shape         user turns
 files ──► {"conversations": [...]} ─────────► sharegpt ──► ["Why ...?", "And then?"]

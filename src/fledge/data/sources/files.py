@@ -1,6 +1,6 @@
-"""Rows of local or remote files, one at a time: JSON lines, arrays and objects, CSV and Parquet, compressed or not.
+"""Rows of local or remote files, one at a time: JSON lines, arrays and objects, CSV and Parquet, optionally compressed.
 
-Whatever is wrong with one row (no JSON, not UTF-8, megabytes long) costs that row and nothing else.
+A bad row (not JSON, not UTF-8, megabytes long) costs only that row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fledge.base.errors import DataError
 
 logger = logging.getLogger("fledge")
 
-LARGEST_ROW = 16 * 2**20  # bytes of a line; longer ones are read past, never held
+LARGEST_ROW = 16 * 2**20  # bytes of a line; longer ones are skipped without holding them
 _CHUNK = 2**20
 _PARQUET_ROWS = 64
 _STORED = (
@@ -51,14 +51,14 @@ class BadRow:
 
 
 class FileRows:
-    """The rows of all files that a path, folder or glob names, in the order of their names."""
+    """The rows of all files that a path, folder or glob matches, in the order of their names."""
 
     def __init__(self, path: str) -> None:
         self._filesystem, self._paths = _find(path)
         self._path = path
 
     def rows(self, skip: int = 0) -> Iterator[Any]:
-        """Rows without the first `skip`."""
+        """All rows except the first `skip`."""
         for path in self._paths:
             with _read(path):
                 if _kind(path) == "parquet":
@@ -76,7 +76,7 @@ class FileRows:
                         yield row
 
     def digest(self) -> str:
-        """Changes when the rows may have changed."""
+        """A digest that changes when the rows may have changed."""
         return digest_of(self._filesystem, self._paths)
 
     def _text_rows(self, path: str) -> Iterator[Any]:
@@ -102,7 +102,7 @@ class FileRows:
                 yield from _lines(file, parse=kind == "json")
 
     def _holds_lists(self, path: str) -> bool:
-        """Whether each line is a list of its own: the first is whole, and more follow."""
+        """Whether each line is a separate list: the first is complete, and more follow."""
         with self._open(path) as file:
             lines = (line for line in split_lines(file) if line is None or line.strip())
             try:
@@ -112,8 +112,8 @@ class FileRows:
             return next(lines, b"") != b""
 
     def _open(self, path: str, skip: int = 0) -> IO[bytes]:
-        """The file, unpacked, without its first `skip` bytes."""
-        if path.lower().endswith(".zst"):  # fsspec needs another package for it, which isn't ours
+        """The file, decompressed, without its first `skip` bytes."""
+        if path.lower().endswith(".zst"):  # fsspec would need a package that isn't a dependency
             stream: IO[bytes] = pa.CompressedInputStream(self._filesystem.open(path, "rb"), "zstd")
         else:
             stream = self._filesystem.open(path, "rb", compression="infer")
@@ -122,7 +122,7 @@ class FileRows:
 
 
 def digest_of(filesystem: Any, paths: Sequence[str]) -> str:
-    """Over each file's name, length and content: all of it, or the checksum that an object store keeps of it."""
+    """Over each file's name, length and content (or the checksum that an object store provides for it)."""
     digest = hashlib.sha256()
     for path in paths:
         with _read(path):
@@ -142,34 +142,34 @@ def _find(path: str) -> tuple[Any, list[str]]:
     try:
         filesystem, place = storage.resolve(path)
         if filesystem.isdir(place):
-            found = [f for f in filesystem.find(place) if _kind(f, strict=False) and not _hidden(f, place)]
+            files = [f for f in filesystem.find(place) if _kind(f, strict=False) and not _hidden(f, place)]
         elif filesystem.exists(place):
-            found = [place]
+            files = [place]
         else:
-            found = [
+            files = [
                 f
                 for f in filesystem.glob(place)
                 if not filesystem.isdir(f) and not f.rsplit("/", 1)[-1].startswith(".")
             ]
     except (ImportError, ValueError, OSError) as error:
         raise DataError(f"can't look at the source {path} ({error}); check the path") from error
-    if not found:
+    if not files:
         raise DataError(
             f"the source {path} has no files; name a file, a glob, or a folder with {', '.join(_SUFFIXES)} files"
         )
-    for file in found:
+    for file in files:
         _kind(file)
-    return filesystem, sorted(found)
+    return filesystem, sorted(files)
 
 
 @contextmanager
 def _read(path: str) -> Iterator[None]:
-    """Turn what file systems and formats raise into an error that names the file."""
+    """Turn exceptions of file systems and formats into an error that names the file."""
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid) as error:
         raise DataError(
-            f"{path} can't be read ({error}); mend or replace it, or leave it out of the source"
+            f"{path} can't be read ({error}); fix or replace it, or leave it out of the source"
         ) from error
 
 
@@ -190,16 +190,16 @@ def _kind(path: str, strict: bool = True) -> str:
     if name.endswith(".txt"):
         return "text"
     if strict:
-        raise DataError(f"can't tell the format of {path} by its name; use one of {', '.join(_SUFFIXES)}")
+        raise DataError(f"can't tell the format of {path} from its name; use one of {', '.join(_SUFFIXES)}")
     return ""
 
 
 def split_lines(file: IO[bytes], longest: int = LARGEST_ROW) -> Iterator[bytes | None]:
-    """Lines with their ends; None for one that is longer than `longest`, which is never held in memory."""
+    """Lines with their ends; None for one longer than `longest`, which is never held in memory."""
     pending, too_long = b"", False
     while chunk := file.read(_CHUNK):
-        *whole, last = (pending + chunk).split(b"\n")
-        for line in whole:
+        *complete, last = (pending + chunk).split(b"\n")
+        for line in complete:
             yield None if too_long or len(line) > longest else line + b"\n"
             too_long = False
         pending = last
@@ -233,7 +233,7 @@ def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
 def _json_rows(open_file: Callable[[], IO[bytes]], path: str, prefix: str) -> Iterator[Any]:
     number = 0
     try:
-        for parser in (ijson, ijson_in_python):  # the second is slower, and takes numbers of any size
+        for parser in (ijson, ijson_in_python):  # the second is slower but accepts numbers of any size
             try:
                 with open_file() as file:
                     rows = parser.items(file, prefix, use_float=parser is ijson, multiple_values=not prefix)
@@ -244,8 +244,8 @@ def _json_rows(open_file: Callable[[], IO[bytes]], path: str, prefix: str) -> It
             except ijson.JSONError as error:
                 if parser is ijson_in_python or "overflow" not in str(error):
                     raise
-    except (ijson.JSONError, UnicodeDecodeError):  # which quotes the text: not to be logged
-        logger.warning("%s is damaged after its row %d; what comes later is lost", path, number)
+    except (ijson.JSONError, UnicodeDecodeError):  # whose message quotes the text: don't log it
+        logger.warning("%s is damaged after its row %d; later rows are lost", path, number)
         yield BadRow("not_json")
 
 
@@ -257,7 +257,7 @@ def _csv_rows(file: IO[bytes], separator: str, path: str) -> Iterator[Any]:
     except csv.Error:
         header = None  # longer than any row
     if not header:
-        raise DataError(f"{path} has no header; give its columns names in the first line")
+        raise DataError(f"{path} has no header; name its columns in the first line")
     header = [name.strip() for name in header]
     while True:
         try:
@@ -278,7 +278,7 @@ def _csv_rows(file: IO[bytes], separator: str, path: str) -> Iterator[Any]:
 
 
 def _csv_text(file: IO[bytes]) -> Iterator[str]:
-    """Lines as text; bytes that aren't UTF-8, and lines too long to hold, leave a lone surrogate behind."""
+    """Lines as text; invalid UTF-8 and overlong lines become a lone surrogate."""
     first = True
     for line in split_lines(file):
         text = "\udcff\n" if line is None else line.decode("utf-8", errors="surrogateescape")
@@ -287,12 +287,12 @@ def _csv_text(file: IO[bytes]) -> Iterator[str]:
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether the text holds half a character, as JSON can (`"\\ud83d"`) and UTF-8 can't."""
+    """Whether the text contains half a character, which JSON allows (`"\\ud83d"`) and UTF-8 doesn't."""
     return _HALVES.search(text) is not None
 
 
 def _json_cell(cell: str) -> Any:
-    """A cell that holds a JSON list or object, as exports of chat data do; else its text."""
+    """A cell that holds a JSON list or object, as in exports of chat data; else its text."""
     if cell[:2] not in ("[{", '["', '{"'):
         return cell
     try:
@@ -302,13 +302,13 @@ def _json_cell(cell: str) -> Any:
 
 
 def _parquet_rows(parquet: Any) -> Iterator[Any]:
-    """All columns but times: nothing is taken from them, and not every one fits Python's."""
+    """All columns except times, which are never used and may not fit Python's types."""
     columns = [n for n, field in enumerate(parquet.schema_arrow) if not pa.types.is_temporal(field.type)]
     for batch in parquet.iter_batches(batch_size=_PARQUET_ROWS):
         chosen = batch.select(columns)
         try:
             rows = chosen.to_pylist()
-        except (ValueError, OverflowError):  # a text isn't UTF-8: some writers don't look
+        except (ValueError, OverflowError):  # a text isn't UTF-8: some writers don't check
             rows = [_parquet_row(chosen.slice(number, 1)) for number in range(chosen.num_rows)]
         yield from rows
 

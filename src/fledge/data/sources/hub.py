@@ -21,17 +21,17 @@ class HubRows:
         self._dataset = _load(options)
 
     def rows(self, skip: int = 0) -> Iterator[Any]:
-        """Rows without the first `skip`."""
+        """All rows except the first `skip`."""
         try:
             yield from self._dataset.skip(skip) if skip else self._dataset
         except Exception as error:  # the library raises whatever the loader of the format raises
             raise DataError(
                 f"reading the data set {self._options.path} failed ({one_line(error)}); "
-                "run again to go on, or drop the source"
+                "run again to resume, or remove the source"
             ) from error
 
     def digest(self) -> str:
-        """Over what names the data set (give a `revision`, so that it can't change unnoticed), and a folder's files."""
+        """Over the data set's name and options (pin a `revision`, or it can change unnoticed), and a folder's files."""
         chosen = self._options
         parts = [chosen.path, chosen.config, chosen.split, chosen.revision]
         parts += [str(self._dataset.info.version), self._dataset.info.dataset_size]
@@ -42,7 +42,7 @@ class HubRows:
 
     @property
     def licence(self) -> str:
-        """What the data set says of itself, often nothing."""
+        """The licence the data set declares, often none."""
         return str(self._dataset.info.license or "")
 
 

@@ -1,4 +1,4 @@
-"""From a recipe's source to its records: terms checked, rows read, shape found, user turns taken out."""
+"""From a recipe's source to its records: check terms, read rows, detect the shape, extract user turns."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fledge.data.sources.options import SourceOptions
 from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
 from fledge.data.sources.terms import Terms, check_terms
 
-_LOOKED_AT = 100  # rows that decide the shape
+_SHAPE_ROWS = 100  # rows that decide the shape
 DEFAULT_CATEGORY = "general"
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """A row that can't become a prompt. Only the reason is kept."""
+    """A row that can't become a prompt. Only the reason is stored."""
 
     row: int  # counted from 0 over the whole source, unusable rows included
     reason: str  # "not_json", "encoding", "too_large", "shape", "no_user_turn", "no_text"
@@ -28,7 +28,7 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Record:
-    """What is taken from a row: never an answer."""
+    """The parts of a row that are used: never an answer."""
 
     row: int
     turns: tuple[str, ...]  # the user's, in order
@@ -53,7 +53,7 @@ def open_source(options: SourceOptions) -> Source:
 
 
 class Source:
-    """What the prompts stage reads: rows and the shape they are in."""
+    """What the prompts stage reads: rows and their shape."""
 
     def __init__(self, options: SourceOptions, rows: FileRows | HubRows, terms: Terms) -> None:
         self._options = options
@@ -64,7 +64,7 @@ class Source:
         self.shape = self._find_shape()
 
     def records(self, skip: int = 0) -> Iterator[Record | Unusable]:
-        """All rows in order without the first `skip`: as records, or why they can't be."""
+        """All rows in order except the first `skip`: as records, or the reason if unusable."""
         options = self._options
         rows = self._rows.rows(skip)
         if options.limit is not None:
@@ -73,19 +73,19 @@ class Source:
             if isinstance(row, BadRow):
                 yield Unusable(number, row.reason)
                 continue
-            found = user_turns(row, self.shape, options.field)
-            if isinstance(found, str):
-                yield Unusable(number, found)
+            extracted = user_turns(row, self.shape, options.field)
+            if isinstance(extracted, str):
+                yield Unusable(number, extracted)
                 continue
-            category = options.category or found.category or DEFAULT_CATEGORY
-            system = found.system if options.system else None
-            if any(map(has_surrogate, (*found.turns, system or "", category))):
+            category = options.category or extracted.category or DEFAULT_CATEGORY
+            system = extracted.system if options.system else None
+            if any(map(has_surrogate, (*extracted.turns, system or "", category))):
                 yield Unusable(number, "encoding")  # half an emoji: it can't be written as UTF-8
                 continue
-            yield Record(number, found.turns, system, category)
+            yield Record(number, extracted.turns, system, category)
 
     def digest(self) -> str:
-        """Over the rows and how they are read: changes when the records may have changed."""
+        """A digest of the rows and how they are read: changes when the records may have changed."""
         return hashlib.sha256(f"{self._rows.digest()}\0{self.shape}".encode()).hexdigest()
 
     def _find_shape(self) -> str:
@@ -94,7 +94,7 @@ class Source:
             return "request"
         if options.shape != "auto":
             return options.shape
-        first = list(islice(self._rows.rows(), _LOOKED_AT))
+        first = list(islice(self._rows.rows(), _SHAPE_ROWS))
         usable = [row for row in first if not isinstance(row, BadRow)]
         if not usable:
             reasons = sorted({row.reason for row in first if isinstance(row, BadRow)})

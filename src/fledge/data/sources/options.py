@@ -1,4 +1,4 @@
-"""What a recipe says about one source of prompts."""
+"""Options of a recipe for one source of prompts."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ class SourceOptions(BaseModel):
     @property
     def label(self) -> str:
         """The name used in records, folders and reports."""
-        own = "self" if self.kind == "self" else self.path.split("://")[-1].strip("/*")
-        return _NAME.sub("-", self.name or own).strip("-.") or self.kind
+        default = "self" if self.kind == "self" else self.path.split("://")[-1].strip("/*")
+        return _NAME.sub("-", self.name or default).strip("-.") or self.kind

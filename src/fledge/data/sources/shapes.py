@@ -1,16 +1,16 @@
-"""The shapes chat data comes in, and how a user's turns are taken out of each. Answers are never looked at.
+"""The shapes of chat data, and how to extract the user's turns from each. Answers are never read.
 
 sharegpt   {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", ...}]}
 messages   {"messages": [{"role": "user", "content": ...}, ...]}            OpenAI; content may be a list of parts
 alpaca     {"instruction": ..., "input" or "context": ..., "output": ...}
-turns      {"turns": ["first", "second"]}                                   all the user's
+turns      {"turns": ["first", "second"]}                                   all by the user
 prompt     {"prompt": ...} or {"text": ...} or {"question": ...}, or a bare text
-request    {"body": {"messages": [...]}} and the like: one logged request a row
+request    {"body": {"messages": [...]}} and similar: one logged request per row
 alternating  {"data": ["first", answer, "second", answer]}                  UltraChat
 
-A list may be written as JSON text. A text that is a transcript ("Human: first Assistant: answer", as HH-RLHF's
-`chosen` and guanaco's `text` are) gives its human turns. A system prompt is a message of its own, or lies beside the
-turns: {"system": ...}.
+A list may be written as JSON text. From a transcript ("Human: first Assistant: answer", as in HH-RLHF's `chosen` and
+guanaco's `text`) the human turns are taken. A system prompt is a message of its own, or a column beside the turns:
+{"system": ...}.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHAPES = ("sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alter
 
 
 class UserTurns(NamedTuple):
-    """What is kept of a row."""
+    """The parts of a row that are kept."""
 
     turns: tuple[str, ...]
     system: str | None
@@ -42,13 +42,13 @@ class UserTurns(NamedTuple):
 
 
 def detect_shape(rows: Iterable[Any], field: str = "") -> str | None:
-    """The shape of most of the rows, or of what they hold in a field; None if none is known."""
-    found = Counter(shape for row in rows if (shape := _shape_of(row, field)) is not None)
-    return found.most_common(1)[0][0] if found else None
+    """The shape of most rows, or of the contents of a field; None if no shape is recognised."""
+    counts = Counter(shape for row in rows if (shape := _shape_of(row, field)) is not None)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
-    """The user's turns of a row, or the reason why there are none: `shape`, `no_user_turn` or `no_text`."""
+    """The user's turns of a row, or why there are none: `shape`, `no_user_turn` or `no_text`."""
     if shape == "request":
         return _from_request(row, field)
     category, system = _first(row, _CATEGORIES), _first(row, _SYSTEM_COLUMNS)
@@ -60,12 +60,12 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
         instruction, more = _get(row, field or "instruction"), _first(row, ("input", "context"))
         if not isinstance(instruction, str):
             return "shape"
-        return _kept(["\n\n".join([instruction, more] if more else [instruction])], system, category)
+        return _from_turns(["\n\n".join([instruction, more] if more else [instruction])], system, category)
     if shape in _TURNS:
         texts = row if _is_list(row) else _value(row, field or _TURNS[shape])
         if not _is_list(texts):
             return "shape"
-        return _kept(texts if shape == "turns" else texts[::2], system, category)
+        return _from_turns(texts if shape == "turns" else texts[::2], system, category)
     if isinstance(row, str):
         return _from_text(row, None, None)
     name = field or next((n for n in _TEXTS if isinstance(_get(row, n), str)), "")
@@ -78,7 +78,7 @@ def _shape_of(row: Any, field: str) -> str | None:
         value = _value(row, field)
         if not _is_texts(value):
             return _shape_of(value, "")
-        # A list of texts under a name of its own may hold answers: its user has to say whether it does.
+        # A list of texts under another name may contain answers: the user has to declare its shape.
         return next((shape for shape, column in _TURNS.items() if column == field), None)
     if isinstance(row, str):
         return "prompt"
@@ -118,18 +118,18 @@ def _from_messages(messages: Any, system: str | None, category: str | None) -> U
             continue
         text = _text(message.get("content", message.get("value")))
         if text is None:
-            return "no_text"  # an image or a sound: the later turns make no sense without it
+            return "no_text"  # an image or a sound: later turns make no sense without it
         (turns if role in _USERS else systems).append(text)
-    return _kept(turns, "\n\n".join(systems) or None, category)
+    return _from_turns(turns, "\n\n".join(systems) or None, category)
 
 
 def _from_text(text: str, system: str | None, category: str | None) -> UserTurns | str:
     """A prompt, or the human turns of a transcript."""
     if not _is_transcript(text):
-        return _kept([text], system, category)
-    _, *parts = _SPEAKER.split(text)  # what is before the first, speaker, words, speaker, words, ...
+        return _from_turns([text], system, category)
+    _, *parts = _SPEAKER.split(text)  # text before the first speaker, speaker, words, speaker, words, ...
     spoken = zip(parts[::2], parts[1::2], strict=True)
-    return _kept([words for speaker, words in spoken if speaker != "Assistant"], system, category)
+    return _from_turns([words for speaker, words in spoken if speaker != "Assistant"], system, category)
 
 
 def _from_request(row: Any, field: str) -> UserTurns | str:
@@ -147,27 +147,27 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
     messages, system = _get(body, "messages"), _text(_get(body, "instructions") or _get(body, "system"))
     if _is_list(messages):
         return _from_messages(messages, system, category)
-    asked = _get(body, "input") if _get(body, "prompt") is None else _get(body, "prompt")
-    if isinstance(asked, str):
-        return _from_text(asked, system, category)
-    if _is_list(asked) and asked and isinstance(asked[0], Mapping):
-        return _from_messages(asked, system, category)
-    return "no_text" if asked is not None else "shape"
+    prompt = _get(body, "input") if _get(body, "prompt") is None else _get(body, "prompt")
+    if isinstance(prompt, str):
+        return _from_text(prompt, system, category)
+    if _is_list(prompt) and prompt and isinstance(prompt[0], Mapping):
+        return _from_messages(prompt, system, category)
+    return "no_text" if prompt is not None else "shape"
 
 
-def _kept(turns: Sequence[Any], system: str | None, category: str | None) -> UserTurns | str:
+def _from_turns(turns: Sequence[Any], system: str | None, category: str | None) -> UserTurns | str:
     if not all(isinstance(turn, str) for turn in turns):
         return "no_text"
     texts = tuple(turn.strip() for turn in turns)
     if not texts or not texts[0]:
         return "no_user_turn"
     if not all(texts):
-        texts = texts[: texts.index("")]  # what comes after an empty turn answers something that isn't there
+        texts = texts[: texts.index("")]  # turns after an empty one depend on what is missing
     return UserTurns(texts, system.strip() or None if system else None, category)
 
 
 def _text(content: Any) -> str | None:
-    """A message's text; parts are joined, and None stands for a part that isn't text."""
+    """A message's text; parts are joined, with None for a part that isn't text."""
     if isinstance(content, str):
         return content
     if not _is_list(content):
@@ -182,7 +182,7 @@ def _text(content: Any) -> str | None:
 
 
 def _first(row: Any, names: Sequence[str]) -> str | None:
-    """The first of these columns that holds some text."""
+    """The first of these columns that contains text."""
     for name in names:
         value = _get(row, name)
         if isinstance(value, str) and value.strip():
@@ -195,7 +195,7 @@ def _get(row: Any, name: str) -> Any:
 
 
 def _value(row: Any, name: str) -> Any:
-    """What a column holds; a list that is written as JSON text, as a list."""
+    """The value of a column; a list written as JSON text is parsed."""
     value = _get(row, name)
     if not isinstance(value, str) or not value.startswith("["):
         return value
@@ -206,7 +206,7 @@ def _value(row: Any, name: str) -> Any:
 
 
 def _chosen(row: Any) -> str | None:
-    """The column `chosen` where it is a transcript; elsewhere it is an answer."""
+    """The column `chosen` if it is a transcript; otherwise it is an answer."""
     value = _get(row, "chosen")
     return value if isinstance(value, str) and _is_transcript(value) else None
 

@@ -1,7 +1,7 @@
-"""A source's terms: refused when nobody declared them, warned of when they are known to restrict this use.
+"""A source's terms: refused when undeclared, warned about when known to restrict this use.
 
-Nothing here is legal advice: the lists hold what licences commonly found on data sets say of themselves, and a recipe
-overrules them with `training_allowed`.
+None of this is legal advice: the lists reflect what licences commonly found on data sets state, and a recipe
+overrides them with `training_allowed`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_COMPETE = re.compile(
 
 @dataclass(frozen=True)
 class Terms:
-    """What is known about a source's terms; they allow training."""
+    """What is known about a source's terms, which allow training."""
 
     licence: str
     declared_by: str  # "licence" or "recipe"
@@ -32,11 +32,11 @@ class Terms:
 
 
 def check_terms(source: str, licence: str, training_allowed: bool | None) -> Terms:
-    """Accept a source's terms, or refuse them.
+    """Accept a source's terms, or raise.
 
     Raises:
-        DataError: nobody declared terms, the recipe says training isn't allowed, or the licence is unknown and the
-            recipe is silent.
+        DataError: no terms are declared, the recipe says training isn't allowed, or the licence is unknown and the
+        recipe doesn't say.
     """
     name = " ".join(licence.split())
     if training_allowed is False:
@@ -48,9 +48,9 @@ def check_terms(source: str, licence: str, training_allowed: bool | None) -> Ter
             f"source {source} has no declared terms; read them, then give it a `licence` (`own` for your own data) "
             "or `training_allowed: true` in the recipe"
         )
-    known = name.lower().replace(" ", "-")
-    warnings = tuple(_warnings(source, name, known))
-    if training_allowed is None and not warnings and not _OPEN.fullmatch(known):
+    normalised = name.lower().replace(" ", "-")
+    warnings = tuple(_warnings(source, name, normalised))
+    if training_allowed is None and not warnings and not _OPEN.fullmatch(normalised):
         raise DataError(
             f"source {source} has the licence {name!r}, which fledge doesn't know; read it, then set "
             "`training_allowed: true` in the recipe, or remove the source"
@@ -58,12 +58,12 @@ def check_terms(source: str, licence: str, training_allowed: bool | None) -> Ter
     return Terms(name or "not stated", "licence" if training_allowed is None else "recipe", warnings)
 
 
-def _warnings(source: str, name: str, known: str) -> list[str]:
-    found = []
-    if _NONCOMMERCIAL.search(known):
-        found.append(
+def _warnings(source: str, name: str, normalised: str) -> list[str]:
+    warnings = []
+    if _NONCOMMERCIAL.search(normalised):
+        warnings.append(
             f"source {source}: {name} forbids commercial use; don't serve a head trained on it to customers"
         )
-    if _NO_COMPETE.search(known):
-        found.append(f"source {source}: {name} forbids training models that compete with its provider's")
-    return found
+    if _NO_COMPETE.search(normalised):
+        warnings.append(f"source {source}: {name} forbids training models that compete with its provider's")
+    return warnings

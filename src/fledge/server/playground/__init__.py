@@ -1,4 +1,4 @@
-"""The playground at /: one page without outside requests, put together from its parts beside this file."""
+"""The playground at /: one page without external requests, assembled from the files beside this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SCRIPTS = ("stream.js", "tree.js", "answer.js", "chat.js", "race.js", "main.js"
 
 
 def page() -> bytes:
-    """The page, style and scripts inside."""
+    """The page, including style and scripts."""
     folder = files(__package__)
     html = folder.joinpath("page.html").read_text("utf-8")
     return (
@@ -21,7 +21,7 @@ def page() -> bytes:
 
 
 def headers() -> dict[str, str]:
-    """A browser runs this page's own script and nothing else, and lets it talk to this server only."""
+    """Headers that let the browser run only this page's own script and connect only to this server."""
     digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
     return {
         "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "

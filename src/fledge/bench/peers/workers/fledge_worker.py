@@ -1,4 +1,4 @@
-"""fledge itself, under the same protocol as its peers. Modes: plain, eagle3."""
+"""fledge itself, with the same protocol as its peers. Modes: plain, eagle3."""
 
 from protocol import serve
 

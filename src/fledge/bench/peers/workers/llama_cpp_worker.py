@@ -17,7 +17,7 @@ from fledge.base.child import free_port, started
 
 
 def load(config):
-    """The server with a slot per request and every thread there is."""
+    """The server with a slot per request and all threads."""
     slots, port = config["max_batch"], free_port()
     url = f"http://127.0.0.1:{port}"
     command = [config["program"], "--model", config["model"], "--host", "127.0.0.1", "--port", str(port)]
@@ -27,8 +27,8 @@ def load(config):
         command += ["--spec-type", "ngram-simple", "--spec-draft-n-max", "4"]
     if config["mode"] == "eagle3":
         command += ["--spec-type", "draft-eagle3", "--model-draft", config["head"], "--spec-draft-n-max", "3"]
-    told = subprocess.run([config["program"], "--version"], capture_output=True, text=True, check=True)
-    version = next(line for line in (told.stdout + told.stderr).splitlines() if "version" in line)
+    output = subprocess.run([config["program"], "--version"], capture_output=True, text=True, check=True)
+    version = next(line for line in (output.stdout + output.stderr).splitlines() if "version" in line)
     stack = ExitStack()
     atexit.register(stack.close)  # the server ends with this process
     server = stack.enter_context(started(command, name="llama-server"))

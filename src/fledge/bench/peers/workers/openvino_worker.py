@@ -18,14 +18,14 @@ def load(config):
     pipeline = openvino_genai.ContinuousBatchingPipeline(config["model"], scheduler, "CPU", extra)
 
     def generate(prompts, max_tokens):
-        wanted = openvino_genai.GenerationConfig()
-        wanted.max_new_tokens = max_tokens
-        wanted.ignore_eos = True
+        settings = openvino_genai.GenerationConfig()
+        settings.max_new_tokens = max_tokens
+        settings.ignore_eos = True
         if config["mode"] == "eagle3":
-            wanted.num_assistant_tokens = 3
+            settings.num_assistant_tokens = 3
         ids = [openvino.Tensor(numpy.array([one["ids"]], dtype=numpy.int64)) for one in prompts]
-        found = pipeline.generate(ids, [wanted] * len(prompts))
-        return [answer.m_generation_ids[0] for answer in found]
+        answers = pipeline.generate(ids, [settings] * len(prompts))
+        return [answer.m_generation_ids[0] for answer in answers]
 
     return f"openvino-genai {openvino_genai.__version__}", generate
 

@@ -1,12 +1,12 @@
-"""How a peer's process talks: one JSON object a line on stdin and stdout. Needs nothing but Python.
+"""Protocol of a peer's process: one JSON object per line on stdin and stdout. Only needs Python.
 
     <- {"model": ..., "head": ..., "mode": ..., "max_batch": ..., "max_context": ...}     first line: how to load
     -> {"ready": "transformers 5.23.0"}                    or {"error": "..."}
     <- {"prompts": [{"ids": [...], "text": "..."}], "max_tokens": 64}
     -> {"seconds": 1.23, "tokens": [[...], ...]}
 
-All prompts of a request are answered together; every answer has exactly `max_tokens` tokens, ends of turns ignored, so
-that all peers do the same work. Engines that print to stdout would break this, so stdout is moved aside at the start.
+All prompts of a request are answered together; every answer has exactly `max_tokens` tokens, ignoring ends of turns, so
+that all peers do the same work. Output of engines to stdout would break this, so stdout is redirected at the start.
 """
 
 import json
@@ -29,9 +29,9 @@ def serve(load):
         name, generate = load(json.loads(sys.stdin.readline()))
         answer({"ready": name})
         for line in sys.stdin:
-            asked = json.loads(line)
+            request = json.loads(line)
             begin = time.perf_counter()
-            tokens = generate(asked["prompts"], asked["max_tokens"])
+            tokens = generate(request["prompts"], request["max_tokens"])
             seconds = time.perf_counter() - begin
             answer({"seconds": seconds, "tokens": [[int(token) for token in one] for one in tokens]})
     except Exception as error:

@@ -1,4 +1,4 @@
-"""SGLang on a GPU. Modes: plain, ngram, eagle3 (with the steps and the tree that SGLang itself picks)."""
+"""SGLang on a GPU. Modes: plain, ngram, eagle3 (with SGLang's own choice of steps and tree)."""
 
 from protocol import serve
 
@@ -17,7 +17,7 @@ def load(config):
         dtype="bfloat16",
         context_length=config["max_context"],
         max_running_requests=config["max_batch"],
-        disable_radix_cache=True,  # the same prompts come again and again here
+        disable_radix_cache=True,  # prompts are repeated here
         **speculative,
     )
 

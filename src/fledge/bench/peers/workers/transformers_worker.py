@@ -13,7 +13,7 @@ def load(config):
     lookup = {"prompt_lookup_num_tokens": 4} if config["mode"] == "ngram" else {}
 
     def generate(prompts, max_tokens):
-        if lookup:  # prompt lookup knows no batches
+        if lookup:  # prompt lookup doesn't support batches
             return [one for prompt in prompts for one in batch([prompt], max_tokens)]
         return batch(prompts, max_tokens)
 
@@ -22,7 +22,7 @@ def load(config):
         ids = torch.tensor([[0] * (longest - len(one["ids"])) + one["ids"] for one in prompts])
         mask = torch.tensor([[0] * (longest - len(one["ids"])) + [1] * len(one["ids"]) for one in prompts])
         with torch.inference_mode():
-            found = model.generate(
+            output = model.generate(
                 ids,
                 attention_mask=mask,
                 max_new_tokens=max_tokens,
@@ -31,7 +31,7 @@ def load(config):
                 pad_token_id=0,
                 **lookup,
             )
-        return found[:, longest:].tolist()
+        return output[:, longest:].tolist()
 
     return f"transformers {transformers.__version__}", generate
 

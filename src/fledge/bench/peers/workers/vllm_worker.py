@@ -23,14 +23,14 @@ def load(config):
         max_num_seqs=config["max_batch"],
         max_model_len=config["max_context"],
         speculative_config=speculative,
-        enable_prefix_caching=False,  # the same prompts come again and again here
+        enable_prefix_caching=False,  # prompts are repeated here
     )
 
     def generate(prompts, max_tokens):
         params = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        asked = [{"prompt_token_ids": one["ids"]} for one in prompts]
+        inputs = [{"prompt_token_ids": one["ids"]} for one in prompts]
         return [
-            list(answer.outputs[0].token_ids) for answer in engine.generate(asked, params, use_tqdm=False)
+            list(answer.outputs[0].token_ids) for answer in engine.generate(inputs, params, use_tqdm=False)
         ]
 
     return f"vllm {vllm.__version__}", generate
