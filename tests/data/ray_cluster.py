@@ -85,6 +85,9 @@ class Loss:
         """Raise unless a node was lost with shards left to make."""
         assert self._lost
         assert self._finished() >= HELD_FROM + 4
+        deadline = time.monotonic() + _PATIENCE  # the cluster's own health checks take their time
+        while all(node["Alive"] for node in ray.nodes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert not all(node["Alive"] for node in ray.nodes())
 
     def _finished(self) -> int:
