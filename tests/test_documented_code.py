@@ -40,10 +40,9 @@ def test_every_page_with_python_is_run_below() -> None:
     assert {page for page in pages if examples(page)} == {
         "README.md",
         "docs/engine.md",
-        "docs/extend.md",
+        "docs/extend.md",  # the loss also in tests/train/test_trainer.py
         "docs/features.md",
         "docs/privacy.md",
-        "docs/train.md",  # in tests/train/test_trainer.py
     }
 
 

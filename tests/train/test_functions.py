@@ -17,7 +17,7 @@ from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
 from fledge.train.blocks import Sizes, make_blocks
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
-from fledge.train.loss import LossMix, loss_gradient_, step_loss, teacher_probabilities
+from fledge.train.loss import LossFunction, LossMix, loss_gradient_, step_loss, teacher_probabilities
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace
 
@@ -240,10 +240,41 @@ def test_a_loss_of_ones_own_has_the_gradient_of_the_one_it_says(measure: bool) -
         assert torch.equal(own.best, built_in.best)
 
 
-def test_a_loss_that_is_not_by_row_is_refused() -> None:
-    teacher = torch.randn(5, 30).softmax(-1)
-    with pytest.raises(DataError, match="one number per row"):
-        loss_gradient_(
-            torch.randn(5, 30), teacher, torch.zeros(5, dtype=torch.int64), torch.ones(5, dtype=torch.bool),
-            lambda logits, teacher, best: logits.sum(), measure=False,
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (lambda logits, teacher, best: logits.sum(), r"returns \(\) for 5 rows; .* one number per row"),
+        (lambda logits, teacher, best: 1.0, "returns a float for 5 rows; .* one number per row"),
+        (lambda logits, teacher, best: logits.detach().sum(-1), "doesn't depend on the logits"),
+        (lambda logits, teacher, best: logits.sum(-1) * 0 / best, "in 1 of 3 rows .* isn't finite"),
+        (
+            lambda logits, teacher, best: (logits.sum(-1) * best).abs().sqrt(),
+            "in 1 of 3 rows .* isn't finite",
+        ),
+    ],
+    ids=["scalar", "number", "detached", "loss", "gradient"],
+)
+def test_a_loss_that_cannot_be_trained_on_is_refused(loss: LossFunction, says: str) -> None:
+    best = torch.tensor([0, 1, 2, -1, 0])
+    counted = torch.tensor([True, True, True, False, False])
+    with pytest.raises(DataError, match=says):
+        loss_gradient_(torch.randn(5, 30), torch.rand(5, 30), best, counted, loss, measure=False)
+
+
+def test_a_loss_is_not_blamed_for_logits_that_diverged() -> None:
+    logits, best = torch.full((5, 30), float("nan")), torch.zeros(5, dtype=torch.int64)
+    kl = partial(plain_loss, LossMix())
+    loss_gradient_(logits, torch.rand(5, 30), best, best == 0, kl, measure=False)
+    assert logits.isnan().all()  # which the update refuses
+
+
+def test_what_a_loss_writes_into_teacher_and_best_stays_its_own() -> None:
+    def loss(logits: Tensor, teacher: Tensor, best: Tensor) -> Tensor:
+        best.clamp_(min=0)
+        return -(teacher.mul_(2) * logits.log_softmax(-1)).sum(-1)
+
+    teacher, best = torch.rand(5, 30), torch.full((5,), -1)
+    given = teacher.clone(), best.clone()
+    loss_gradient_(torch.randn(5, 30), teacher, best, best < 0, loss, measure=True)
+    assert torch.equal(teacher, given[0])
+    assert torch.equal(best, given[1])

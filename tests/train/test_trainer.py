@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fledge.train.batches import epoch_batches
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.compare import compare_heads
 from fledge.train.evaluate import context_bound
+from fledge.train.loss import loss_gradient_
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.tiny import save_tiny_target
@@ -339,24 +341,40 @@ def test_rows_go_to_weights_and_biases_and_a_missing_package_is_one_error(
     assert b"loss_by_step/3" in written.read_bytes()
 
 
-def test_the_documented_loss_of_ones_own_trains(
-    target: Target, features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "train.md").read_text("utf-8")
-    example = page.split("**A loss of your own**")[1].split("```python\n")[1].split("```")[0]
-    (tmp_path / "my_losses.py").write_text(example)
+@pytest.fixture
+def module_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working folder, whose modules are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    run(target, features, tmp_path, TrainOptions(**OPTIONS.model_dump() | {"loss": "my_losses:focal"}))
-    losses = [row["loss"] for row in metrics(tmp_path) if row.get("loss") is not None]
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_the_documented_loss_of_ones_own_trains(target: Target, features: str, module_folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text("utf-8")
+    example = page.split("## Add a loss")[1].split("```python\n")[1].split("```")[0]
+    (module_folder / "my_losses.py").write_text(example)
+    options = TrainOptions(**OPTIONS.model_dump() | {"loss": "my_losses:softened"})
+    run(target, features, module_folder, options)
+    losses = [row["loss"] for row in metrics(module_folder) if row.get("loss") is not None]
     assert losses[-1] < 0.7 * losses[0]
+
+    logits = torch.randn(20, 30, requires_grad=True)
+    target_logits, best = torch.randn(20, 30), torch.randint(-1, 30, (20,))
+    counted = best >= 0
+    p, q = (target_logits / 2).softmax(-1), (logits / 2).softmax(-1)
+    (expected,) = torch.autograd.grad(4 * (p * (p / q).log()).sum(-1)[counted].sum(), logits)
+    slope = logits.detach().clone()
+    loss_gradient_(slope, target_logits.softmax(-1), best, counted, options.loss_to_take, measure=False)
+    torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("named", "says"),
     [
         ("no_such_module:loss", "start in the folder that holds it"),
-        ("json:no_such_loss", "has no 'no_such_loss'"),
+        ("json:no_such_loss", r"json/__init__\.py\) has no 'no_such_loss'"),
         ("json:__name__", "is not a function"),
     ],
 )
@@ -365,6 +383,28 @@ def test_a_loss_that_is_not_there_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(RecipeError, match=says):
         refuse_untrainable(target, TrainOptions(loss=named))
+
+
+def test_a_loss_that_cannot_be_trained_on_is_refused_before_its_folder_is_claimed(
+    target: Target, features: str, module_folder: Path
+) -> None:
+    (module_folder / "scalar_loss.py").write_text("def mean(logits, teacher, best): return logits.mean()")
+    options = TrainOptions(**OPTIONS.model_dump() | {"loss": "scalar_loss:mean"})
+    for refused in (
+        lambda: refuse_untrainable(target, options),
+        lambda: run(target, features, module_folder, options),
+    ):
+        with pytest.raises(DataError, match=r"returns .* for 4 rows; it must return one number per row"):
+            refused()
+    assert not (module_folder / "train").exists()
+
+
+def test_an_error_inside_the_module_of_a_loss_is_not_taken_for_a_missing_name(
+    target: Target, module_folder: Path
+) -> None:
+    (module_folder / "faulty_loss.py").write_text("import math\nmath.no_such_thing")
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        refuse_untrainable(target, TrainOptions(loss="faulty_loss:mean"))
 
 
 def test_a_loss_is_a_mix_or_names_a_function() -> None:

@@ -19,10 +19,11 @@ def imported(path: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
     except ImportError as error:
         raise RecipeError(
             f"{module!r} of {path!r} can't be imported ({error}); start in the folder that holds it, or install it"
         ) from error
-    except AttributeError as error:
-        raise RecipeError(f"the module {module!r} has no {name!r}") from error
+    if not hasattr(found, name):
+        raise RecipeError(f"the module {module!r} ({getattr(found, '__file__', 'built in')}) has no {name!r}")
+    return getattr(found, name)

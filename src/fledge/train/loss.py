@@ -178,19 +178,29 @@ def loss_gradient_(
 def _by_autograd_(
     logits: Tensor, teacher: Tensor, target: Tensor, counted: Tensor, loss: LossFunction, *, measure: bool
 ) -> LogitMeasures | None:
-    """`loss_gradient_` for a user-defined loss."""
-    value, teacher = logits.to(torch.float32, copy=True).requires_grad_(), teacher.float()
+    """`loss_gradient_` for a user-defined loss. Raises a DataError for a result that can't be trained on."""
+    value = logits.to(torch.float32, copy=True).requires_grad_()
     with torch.enable_grad():
-        losses = loss(value, teacher, target)
-        if losses.shape != target.shape:
+        # Copies: a function that writes into them must not change them for later steps.
+        losses = loss(value, teacher.to(torch.float32, copy=True), target.clone())
+        if not isinstance(losses, Tensor) or losses.shape != target.shape:
+            returned = tuple(losses.shape) if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise DataError(
-                f"train.loss: the function returns {tuple(losses.shape)} for {len(target)} rows; "
+                f"train.loss: the function returns {returned} for {len(target)} rows; "
                 "it must return one number per row"
             )
+        if not losses.requires_grad:
+            raise DataError("train.loss: the function's result doesn't depend on the logits, or was detached")
         (slope,) = torch.autograd.grad(losses.float() @ counted.to(losses.device, torch.float32), value)
+    wrong = counted & ~(losses.isfinite().to(counted.device) & slope.isfinite().all(-1))
+    if wrong.any() and value[wrong].isfinite().all():  # otherwise training has diverged
+        raise DataError(
+            f"train.loss: in {int(wrong.sum())} of {int(counted.sum())} rows the function's loss or gradient isn't "
+            "finite although the logits are; look for log, sqrt and division at 0, then run the same command again"
+        )
     logits.copy_(slope.masked_fill_(~counted[:, None], 0.0))
     if not measure:
         return None
     value = value.detach()
-    overlap = torch.minimum(teacher, value.softmax(-1)).sum(-1)
+    overlap = torch.minimum(teacher.float(), value.softmax(-1)).sum(-1)
     return LogitMeasures(losses.detach().float(), overlap, value.argmax(-1))

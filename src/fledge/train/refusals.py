@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from fledge.base.errors import RecipeError
 from fledge.features import SampleInfo
 from fledge.target import Target
 from fledge.train.batches import is_trainable
 from fledge.train.curves import refuse_without_wandb
 from fledge.train.evaluate import no_heldout
+from fledge.train.loss import LossMix, loss_gradient_
 from fledge.train.options import TrainOptions
 from fledge.train.start import drawn_conversations
 
@@ -17,7 +20,7 @@ from fledge.train.start import drawn_conversations
 def refuse_untrainable(target: Target, options: TrainOptions) -> None:
     """Raise the errors that `train` would raise regardless of the conversations."""
     refuse_without_wandb(options)
-    options.loss_to_take  # noqa: B018  # raises if it can't be imported
+    refuse_unusable_loss(target, options)
     if options.init_head is not None:
         return
     always = set(target.chat.turn_end_ids)
@@ -28,6 +31,19 @@ def refuse_untrainable(target: Target, options: TrainOptions) -> None:
         )
     if options.init == "target":
         target.weights.layers[-1].dense_mlp  # noqa: B018  # raises if there is none to copy
+
+
+def refuse_unusable_loss(target: Target, options: TrainOptions) -> None:
+    """Call a user-defined loss on four rows.
+
+    Raises a RecipeError if it can't be imported, a DataError if its result can't be trained on.
+    """
+    loss = options.loss_to_take
+    if isinstance(loss, LossMix):
+        return
+    logits = torch.eye(4, options.draft_vocab_size, device=target.device)
+    best = torch.tensor([0, 0, 0, -1], device=target.device)
+    loss_gradient_(logits, logits.softmax(-1).flip(0), best, best >= 0, loss, measure=False)
 
 
 def refuse_one_sided(

@@ -38,6 +38,7 @@ from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
 from fledge.train.parallel import Team
+from fledge.train.refusals import refuse_unusable_loss
 from fledge.train.start import initial_head
 from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 
@@ -86,6 +87,7 @@ def train(
         )
     source: FeatureSource | None = online or store
     assert source is not None
+    refuse_unusable_loss(target, options)
     head, coverage = initial_head(target, source, options)
     if team.leads:  # a run that can't start must not claim its folder
         train_fingerprint(target, features_url, options, online.url if online else None).claim(train_url)
