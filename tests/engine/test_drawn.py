@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine.planner import FixedPlanner
+from fledge.engine.drafters.eagle import Eagle
+from fledge.engine.planner import FixedPlanner, RoundPlan
+from fledge.engine.planner.finished import FinishedRound
+from fledge.engine.planner.plan import Terms
+from fledge.engine.request import Completion
+from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.rounds.result import RoundResult
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
-from tests.engine.conftest import Uneven, scripted_head, serve
+from tests.engine.conftest import noisy_head, serve
 from tests.tiny import TinyShape, save_tiny_target
 
 pytestmark = pytest.mark.kernels
@@ -74,6 +83,25 @@ def requests_of(prompts: list[list[int]], settings: list[dict[str, Any]]) -> lis
     ]
 
 
+def name_next_tokens(engine: Engine, answers: list[Completion]) -> None:
+    """Let the head's first levels hold the answers' next tokens, four times out of five; with any probability."""
+    core, rng = engine._core, random.Random(5)
+    assert isinstance(core._rounds, NativeRounds)
+    assert isinstance(core._drafter, Eagle)
+    state, decode = core._drafter.view(4), core._rounds.decode
+
+    def decode_knowing(plan: RoundPlan | None) -> RoundResult:
+        for row, request in enumerate(core._scheduler.running):
+            token = answers[request.id].token_ids[len(request.output_ids)]
+            tokens, log_probs = state.first_token_ids[row], state.first_log_probs[row]
+            if rng.random() < 0.8 and token not in tokens:
+                tokens[0], log_probs[0] = token, math.log(rng.uniform(0.01, 1))
+                log_probs[1:].clamp_(max=float(log_probs[0]))
+        return decode(plan)
+
+    core._rounds.decode = decode_knowing  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("settings", DRAWN + MIXED, ids=str)
 def test_trees_of_different_sizes_are_drawn_from_alike(
     bf16_target: Target,
@@ -82,13 +110,26 @@ def test_trees_of_different_sizes_are_drawn_from_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = serve(Engine(bf16_target, max_batch=4), prompts, requests_of(prompts, settings))
-    shape = TreeShape(4, 3, 12)
-    plan = Uneven(shape)
-    monkeypatch.setattr(FixedPlanner, "choose", lambda self, requests, behind: plan)
-    head = scripted_head(bf16_target, expected, 0.8)
-    head.strict = False  # its hidden states are numbers that bf16 rounds
-    engine = Engine(bf16_target, head, max_batch=4, tree=shape)
+    shape, sizes, unequal = TreeShape(4, 3, 12), Counter[int](), 0
+    # A row costs as much as a draft that comes true with a probability of 4 %.
+    terms = Terms([1.0] * 5, [0.65] * 4, (1, 64), [0.0, 63 * 0.04], 0.0)
+    monkeypatch.setattr(
+        FixedPlanner, "choose", lambda self, requests, behind: RoundPlan(shape, self.match_rates, terms)
+    )
+
+    def watch(self: FixedPlanner, done: FinishedRound) -> None:
+        nonlocal unequal
+        assert done.drafted is not None
+        counts = done.drafted.sizes
+        sizes.update(counts)
+        unequal += len(set(counts)) > 1
+
+    monkeypatch.setattr(FixedPlanner, "learn", watch)
+    engine = Engine(bf16_target, noisy_head(bf16_target), max_batch=4, tree=shape)
+    name_next_tokens(engine, expected)
     found = serve(engine, prompts, requests_of(prompts, settings))
     assert [answer.token_ids for answer in found] == [answer.token_ids for answer in expected]
-    assert len(plan.sizes) == 4
+    assert {0, shape.nodes - 1} < set(sizes)
+    assert len(sizes) > 3
+    assert unequal > 9
     assert engine.stats().tau > 1.2

@@ -11,16 +11,18 @@ import pytest
 import torch
 
 from fledge.base.errors import EngineError
-from fledge.engine import Engine, SamplingParams, StepResult, TreeShape, measure, native_tree
-from fledge.engine.graphs import CudaRecorder, RecordedRounds, Recording, RoundKey
+from fledge.engine import PLAIN, Candidates, Engine, SamplingParams, StepResult, TreeShape, measure
+from fledge.engine.batch import RunningBatch
+from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner import RoundPlan
+from fledge.engine.rounds.graphs import CudaRecorder, RecordedRounds, Recording, RoundKey
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head, serve
 from tests.engine.op_recorder import act_like_a_gpu
 from tests.tiny import TinyShape, save_tiny_target
 
 SHAPES = [None, TreeShape(3, 2, 7), TreeShape(2, 4, 8, 6), TreeShape(4, 1, 5)]
-KEY = RoundKey(1, None, False, False, "greedy")
+KEY = RoundKey(1, PLAIN, False, False, "greedy")
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ def test_replayed_rounds_are_those_that_would_be_launched(
     """Tokens, trees and accepted paths, while requests come and go, and heads fall behind and catch up."""
     params = [sampled(0 if greedy else number) for number in range(len(repetitive))]
     launched, recorded = make_engine(looping, recorded=False), make_engine(looping, recorded=True)
-    rounds = recorded._core._models.rounds
+    rounds = recorded._core._rounds.recorded
     assert rounds is not None
     expected = [one.token_ids for one in serve(Engine(looping), repetitive, params)]
     for _ in range(2):
@@ -111,7 +113,7 @@ def test_costs_are_those_of_replays(target: Target, like_a_gpu: None) -> None:
     """Also where the target's own were measured without."""
     Engine(target, noisy_head(target), max_batch=2, max_context=64)
     engine = Engine(target, noisy_head(target), max_batch=2, max_context=64, cuda_graphs=True)
-    rounds = engine._core._models.rounds
+    rounds = engine._core._rounds.recorded
     assert rounds is not None
     assert rounds.recorded >= 4  # sizes of the target and of the head
     assert {replayed for _, replayed in measure._measured_targets[target.decoder]} == {False, True}
@@ -130,13 +132,12 @@ def test_a_round_is_recorded_once_it_was_launched_twice() -> None:
         done.append("launched")
         return "made"
 
-    again = partial(done.append, "again")
     for _ in range(4):
-        assert rounds.run(KEY, work, again) == "made"
-    assert done == ["launched", "launched", "launched", "replayed", "again", "replayed"]
+        assert rounds.run(KEY, work) == "made"
+    assert done == ["launched", "launched", "launched", "replayed", "replayed"]
     for _ in range(3):
-        rounds.run(KEY._replace(requests=2), work, again)  # takes the place of the other recording
-    rounds.run(KEY, work, again)
+        rounds.run(KEY._replace(requests=2), work)  # takes the place of the other recording
+    rounds.run(KEY, work)
     assert (rounds.recorded, rounds.replayed) == (3, 4)
 
 
@@ -144,7 +145,13 @@ def test_what_cannot_be_recorded_is_said(
     target: Target, like_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(target, max_batch=2, max_context=64, cuda_graphs=True)
-    monkeypatch.setattr(native_tree, "reads_are_free", lambda tensor: bool(tensor.sum() < 0))
+    propose = Eagle.propose
+
+    def reading(eagle: Eagle, batch: RunningBatch, plan: RoundPlan) -> Candidates:
+        assert batch.view().bonus.sum().item() >= 0
+        return propose(eagle, batch, plan)
+
+    monkeypatch.setattr(Eagle, "propose", reading)
     head = Engine(target, noisy_head(target), max_batch=2, max_context=64, tree=SHAPES[2], cuda_graphs=True)
     engine.generate([[7, 8, 9]], max_tokens=8, ignore_eos=True)
     with pytest.raises(EngineError, match=r"can't be recorded .*without cuda_graphs"):

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from fledge.base.errors import EngineError
 from fledge.draft.tree import DraftTree
-from fledge.engine.growth import TreeGrowth
-from fledge.engine.layout import Layouts
+from fledge.engine.drafters.growth import TreeGrowth
 from fledge.engine.shapes import TreeShape
 
-pytestmark = pytest.mark.usefixtures("both_ways")
 Path = tuple[int, ...]
 ROOT_TOKEN = 7
 SHAPES = [
@@ -42,31 +40,26 @@ def children(path: Path, topk: int, *, seed: int, ties: bool) -> tuple[list[int]
 
 
 def grow(shape: TreeShape, seeds: list[int], *, ties: bool = False) -> DraftTree:
-    layout = Layouts(torch.device("cpu")).tree(len(seeds), shape)
     first = [children((), shape.topk, seed=seed, ties=ties) for seed in seeds]
-    growth = TreeGrowth(
-        shape,
-        layout,
-        torch.full((len(seeds), 1), ROOT_TOKEN),
-        torch.tensor([tokens for tokens, _ in first]),
-        torch.tensor([scores for _, scores in first]),
+    growth = TreeGrowth(torch.full((len(seeds), 1), ROOT_TOKEN))
+    frontier = growth.begin(
+        torch.tensor([tokens for tokens, _ in first]), torch.tensor([scores for _, scores in first])
     )
     paths: list[list[Path]] = [[(token,) for token in tokens] for tokens, _ in first]
     for _ in range(shape.depth - 1):
-        assert growth.frontier_tokens.tolist() == [[path[-1] for path in line] for line in paths]
+        assert frontier.token_ids.tolist() == [[path[-1] for path in line] for line in paths]
         below = [
             [children(path, shape.topk, seed=seed, ties=ties) for path in line]
             for seed, line in zip(seeds, paths, strict=True)
         ]
         tokens = torch.tensor([child[0] for line in below for child in line])
         scores = torch.tensor([child[1] for line in below for child in line])
-        rows = growth.expand(tokens, scores)
-        if rows is not None:
-            before = [path for line in paths for path in line]
-            new = growth.frontier_tokens.view(-1).tolist()
-            ends = [(*before[row], token) for row, token in zip(rows.tolist(), new, strict=True)]
-            paths = [ends[n : n + shape.topk] for n in range(0, len(ends), shape.topk)]
-    return growth.select(shape.nodes)
+        frontier = growth.expand(frontier, tokens, scores)
+        before = [path for line in paths for path in line]
+        new = frontier.token_ids.view(-1).tolist()
+        ends = [(*before[row], token) for row, token in zip(frontier.above.tolist(), new, strict=True)]
+        paths = [ends[n : n + shape.topk] for n in range(0, len(ends), shape.topk)]
+    return growth.candidates().select(shape.nodes, shape.reach)
 
 
 def naive_tree(shape: TreeShape, seed: int) -> dict[Path, float]:
@@ -154,18 +147,16 @@ def test_shapes_that_cannot_be_grown_are_refused() -> None:
 
 
 def test_frontier_masks_name_the_ancestors_in_the_draft_window() -> None:
-    shape = TreeShape(4, 3, 20)
-    layout = Layouts(torch.device("cpu")).tree(1, shape)
     tokens, scores = children((), 3, seed=5, ties=False)
-    growth = TreeGrowth(
-        shape, layout, torch.tensor([[ROOT_TOKEN]]), torch.tensor([tokens]), torch.tensor([scores])
-    )
+    growth = TreeGrowth(torch.tensor([[ROOT_TOKEN]]))
+    frontier = growth.begin(torch.tensor([tokens]), torch.tensor([scores]))
     chains = [[j] for j in range(3)]  # window indices from the top down
-    assert growth.frontier_mask.tolist() == [[1, 2, 4]]
+    assert frontier.mask.tolist() == [[1, 2, 4]]
     for level in range(1, 3):
         below = [children((level, j), 3, seed=5, ties=False) for j in range(3)]
-        rows = growth.expand(torch.tensor([b[0] for b in below]), torch.tensor([b[1] for b in below]))
-        assert rows is not None
-        chains = [[*chains[row], level * 3 + j] for j, row in enumerate(rows.tolist())]
-        assert growth.frontier_mask.tolist() == [[sum(1 << bit for bit in chain) for chain in chains]]
+        frontier = growth.expand(
+            frontier, torch.tensor([b[0] for b in below]), torch.tensor([b[1] for b in below])
+        )
+        chains = [[*chains[row], level * 3 + j] for j, row in enumerate(frontier.above.tolist())]
+        assert frontier.mask.tolist() == [[sum(1 << bit for bit in chain) for chain in chains]]
         assert all(a < b for chain in chains for a, b in pairwise(chain))

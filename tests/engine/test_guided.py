@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fledge.draft import DraftVocabulary
 from fledge.engine import Engine, TreeShape
-from fledge.engine.guided import GuidedDrafts
-from fledge.engine.lookup import Proposal
+from fledge.engine.drafters.guided import GuidedDrafts
+from fledge.engine.drafters.proposal import Proposal
 from fledge.engine.structured import Follower, Grammars
 from fledge.heads import Head
 from fledge.target import Target

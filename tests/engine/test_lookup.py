@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,13 +13,16 @@ from hypothesis import strategies as st
 from fledge.base.errors import EngineError
 from fledge.draft.tree import DraftTree
 from fledge.engine import PLAIN, Completion, Engine, TreeShape
-from fledge.engine.growth import TreeGrowth
-from fledge.engine.layout import Layouts
-from fledge.engine.lookup import LONGEST, MatchRates, Proposal, find
+from fledge.engine.drafters.growth import TreeGrowth
+from fledge.engine.drafters.lookup import find
+from fledge.engine.drafters.proposal import LONGEST, MatchRates, Proposal
+from fledge.engine.planner import FinishedRound, FixedPlanner, RoundPlan, Terms
 from fledge.target.target import Target
-from tests.engine.conftest import default_type, plainly, scripted_head
+from tests.engine.conftest import default_type, scripted_head
 from tests.engine.test_growth import ROOT_TOKEN, paths_of
 from tests.engine.test_lossless import SETTINGS, token_ids
+
+ON_BOTH_BACKENDS = True
 
 CPU = torch.device("cpu")
 TREES = [
@@ -57,15 +59,13 @@ def test_it_finds_the_latest_of_the_longest_repetitions(contexts: list[list[int]
         history[row, : len(tokens)] = torch.tensor(tokens)
     length = torch.tensor([len(tokens) - 1 for tokens in contexts], dtype=torch.int32)
     log_rates = MatchRates().log_rates(CPU)
-    for way in (nullcontext, plainly):
-        with way():
-            found = find(history, length, count, log_rates)
-        for row, tokens in enumerate(contexts):
-            matched, following = naive(tokens, count)
-            assert (int(found.matched[row]), found.token_ids[row].tolist()) == (matched, following)
-            for step in range(count):
-                expected = log_rates[min(matched + step, LONGEST)] if matched else torch.tensor(-torch.inf)
-                assert found.log_probs[row, step] == expected
+    found = find(history, length, count, log_rates)
+    for row, tokens in enumerate(contexts):
+        matched, following = naive(tokens, count)
+        assert (int(found.matched[row]), found.token_ids[row].tolist()) == (matched, following)
+        for step in range(count):
+            expected = log_rates[min(matched + step, LONGEST)] if matched else torch.tensor(-torch.inf)
+            assert found.log_probs[row, step] == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -107,20 +107,17 @@ def grow(
     tokens = torch.tensor([proposed[:steps] + [-1] * (steps - len(proposed))])
     log_probs = torch.where(tokens >= 0, math.log(rate), -torch.inf)
     proposal = Proposal(tokens, log_probs, torch.tensor([3])) if steps else None
-    layout = Layouts(CPU).tree(1, shape)
-    first = torch.tensor([children(())]), torch.tensor([scores])
-    growth = TreeGrowth(shape, layout, torch.tensor([[ROOT_TOKEN]]), *first, proposal)
+    growth = TreeGrowth(torch.tensor([[ROOT_TOKEN]]), proposal)
+    frontier = growth.begin(torch.tensor([children(())]), torch.tensor([scores]))
     paths = [(token,) for token in children(())]
     for _ in range(shape.depth - 1):
         below = torch.tensor([children(path) for path in paths])
-        rows = growth.expand(below, torch.tensor([scores] * topk))
-        if rows is not None:
-            old, new = paths, growth.frontier_tokens[0].tolist()
-            paths = [(*old[row], token) for row, token in zip(rows.tolist(), new, strict=True)]
-    return growth.select(shape.nodes)
+        frontier = growth.expand(frontier, below, torch.tensor([scores] * topk))
+        old, new = paths, frontier.token_ids[0].tolist()
+        paths = [(*old[row], token) for row, token in zip(frontier.above.tolist(), new, strict=True)]
+    return growth.candidates().select(shape.nodes, shape.reach)
 
 
-@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("agreed", [0, 1, 2, 3])
 def test_a_proposal_goes_on_where_the_head_stops_agreeing(agreed: int) -> None:
     proposed = [11, 12, 13, 14, 15]
@@ -132,7 +129,6 @@ def test_a_proposal_goes_on_where_the_head_stops_agreeing(agreed: int) -> None:
         assert tree.log_probs[0, paths.index(tuple(proposed[:n]))].exp() == pytest.approx(0.9**n, rel=1e-5)
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_the_heads_other_candidates_share_what_the_proposal_leaves() -> None:
     tree = grow(TreeShape(1, 2, 4, lookup=1), [11], 0.9, {})
     paths = paths_of(tree, 0)
@@ -144,7 +140,6 @@ def test_the_heads_other_candidates_share_what_the_proposal_leaves() -> None:
     assert sure.log_probs[0, 2].exp() == pytest.approx(0.25)
 
 
-@pytest.mark.usefixtures("both_ways")
 def test_without_a_proposal_the_tree_is_the_heads_own() -> None:
     alone = grow(TreeShape(3, 2, 8), [], 0.9, {})
     beside = grow(TreeShape(3, 2, 8, lookup=4), [], 0.9, {})
@@ -189,6 +184,36 @@ def test_repetitions_are_accepted_even_with_a_useless_head(target: Target, plain
     assert token_ids(found) == token_ids(alone) == token_ids(expected)
     assert alone[0].stats.tau == 1
     assert found[0].stats.tau > 2
+
+
+def test_no_level_is_drafted_for_a_token_that_lookup_names(
+    target: Target, plain: Engine, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a circle lookup is nearly sure, and the head agrees: a draft step would name nothing new."""
+    if backend == "torch":
+        pytest.skip("trees are grown to a fixed shape in torch")
+    held = {"max_tokens": 120, "ignore_eos": True, "logit_bias": {20: 80.0, 21: 80.0, 22: 80.0}}
+    expected = plain.generate([[7, 8, 9]], **held)  # type: ignore[arg-type]
+    head = scripted_head(target, expected, 1.0, best_first=True)
+    terms = Terms([1.0] * 7, [0.65] * 4, (1, 64), [0.001, 0.064], step=0.3)
+    levels: dict[bool, list[int]] = {True: [], False: []}
+
+    def choose(self: FixedPlanner, requests: int, behind: object) -> RoundPlan:
+        return RoundPlan(TreeShape(4, 2, 8, lookup=6), self.match_rates, terms)
+
+    def learn(self: FixedPlanner, done: FinishedRound) -> None:
+        assert done.drafted is not None
+        assert done.drafted.proposal is not None
+        matched = int(done.drafted.proposal.matched[0])
+        if matched in (0, LONGEST):
+            levels[matched > 0].append(len(done.drafted.levels))
+
+    monkeypatch.setattr(FixedPlanner, "choose", choose)
+    monkeypatch.setattr(FixedPlanner, "learn", learn)
+    engine = Engine(target, head, tree=TreeShape(4, 2, 8, lookup=6))
+    assert token_ids(engine.generate([[7, 8, 9]], **held)) == token_ids(expected)  # type: ignore[arg-type]
+    assert set(levels[True]) == {1}
+    assert max(levels[False]) > 1
 
 
 def test_impossible_lookups_are_refused(target: Target) -> None:

@@ -11,10 +11,10 @@ from fledge.engine import Completion, Engine, SamplingParams, StepResult, TreeSh
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, scripted_head
-from tests.engine.lazy_lane import LazyLane
+from tests.engine.late_flight import LateFlight
 
 SHAPE = TreeShape(4, 2, 9)
-pytestmark = pytest.mark.usefixtures("spoiled_first_levels", "lazy_lanes")
+pytestmark = pytest.mark.usefixtures("spoiled_first_levels", "late_flights")
 
 
 def overlapping(target: Target, head: object = None, **options: object) -> Engine:
@@ -187,14 +187,14 @@ def test_what_ends_for_certain_in_flight_takes_no_extra_round(
         assert engine.stats().rounds - before == count - 1
 
 
-def test_a_round_is_composed_before_the_one_before_it_has_run(
+def test_a_round_is_composed_before_the_one_before_it_is_known(
     target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = LazyLane()
-    monkeypatch.setattr(build, "make_lane", lambda device: made)
+    made = LateFlight(ahead=1)
+    monkeypatch.setattr(build, "make_flight", lambda device, ahead: made)
     engine = overlapping(target)
     engine.generate(prompts[:2], max_tokens=6, ignore_eos=True)
-    assert made.most == 3  # a round, and in the beginning the prefill's two works
+    assert made.most == 3  # a round, and in the beginning the prefill's two launches
 
 
 def test_without_overlap_results_come_with_their_step(target: Target, prompts: list[list[int]]) -> None:

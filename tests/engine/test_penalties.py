@@ -155,13 +155,13 @@ def test_counts_follow_rounds_and_moving_rows() -> None:
         if len(running) < 5 and rng.random() < 0.4:
             options = rng.choice(OPTIONS)
             running.append(make_request([rng.randrange(V)], [rng.randrange(V)], **options))
-            rows.append(running[-1], torch.tensor(running[-1].output_ids[-1]))
+            rows.append(len(running) - 1, running[-1], [], torch.tensor(running[-1].output_ids[-1]))
         elif running and rng.random() < 0.3:
             row = rng.randrange(len(running))
             last = running.pop()
             if row < len(running):
                 running[row] = last
-            rows.remove(row)
+            rows.remove(row, len(running))
         if running:
             tokens = torch.randint(V, (len(running), 4), generator=torch.Generator().manual_seed(step))
             emits = torch.tensor([rng.randrange(1, 5) for _ in running]) if step % 3 else None
@@ -179,6 +179,6 @@ def test_counts_follow_rounds_and_moving_rows() -> None:
 
 def test_rows_that_just_take_the_most_likely_token_need_no_logits() -> None:
     rows = SelectionRows(2, V, CPU)
-    rows.append(make_request([1], [2]), torch.tensor(2))
-    rows.append(make_request([1], [2], top_p=0.5), torch.tensor(2))
+    rows.append(0, make_request([1], [2]), [], torch.tensor(2))
+    rows.append(1, make_request([1], [2], top_p=0.5), [], torch.tensor(2))
     assert rows.selection(4) is None

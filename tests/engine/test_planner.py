@@ -52,14 +52,13 @@ def serve(
         made: Draft | None = draft(plan, [moment] * requests, rng) if plan is not None else None
         shape = made.trees.shape if made else PLAIN
         seconds = COST.target.at(made.trees.rows if made else requests)
-        seconds += COST.head_seconds(requests, shape, made.levels) if made else 0.0
+        seconds += COST.head_seconds(requests, shape, len(made.trees.levels)) if made else 0.0
         caught_up = COST.head.at(behind) if made and behind else 0.0
         behind = 0 if made else late
         accepted = made.accepted if made else [0] * requests
         took = (seconds + caught_up) * dice.uniform(0.97, 1.05)
-        planner.learn(
-            FinishedRound(plan, made and made.trees, [()] * requests, accepted, took, caught_up, 0.0)
-        )  # type: ignore[arg-type]
+        trees = made.trees if made else None
+        planner.learn(FinishedRound(plan, trees, None, [()] * requests, accepted, took, caught_up, 0.0))
         shapes.append(shape)
     return shapes
 
@@ -81,7 +80,7 @@ def test_every_batch_size_begins_with_a_plain_round_and_a_try_of_the_head(
         for _ in range(8):
             plan = one.choose(size)
             kinds.append(plan is not None)
-            one.learn(FinishedRound(plan, None, [()] * size, [0] * size, 0.010, 0.0, 0.0))
+            one.learn(FinishedRound(plan, None, None, [()] * size, [0] * size, 0.010, 0.0, 0.0))
         assert not kinds[0]
         assert kinds[1]
 
@@ -95,7 +94,9 @@ def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
             plan = one.choose(size, behind=partial(int, late))
             plans += plan is not None
             caught_up = COST.head.at(late) if plan else 0.0
-            one.learn(FinishedRound(plan, None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0))
+            one.learn(
+                FinishedRound(plan, None, None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0)
+            )
         return plans
 
     assert tries(16) > tries(400 * 16) > 0
@@ -156,7 +157,7 @@ def test_a_single_slow_round_does_not_upset_the_plan() -> None:
     serve(one, 1, 300, 0.8)
     plan = one.choose(1)
     made = draft(plan, [Moment(1.0, 0.8, 0.8)], np.random.default_rng(0))  # type: ignore[arg-type]
-    one.learn(FinishedRound(plan, made.trees, [()], made.accepted, 5.0, 0.0, 0.0))  # type: ignore[arg-type]
+    one.learn(FinishedRound(plan, made.trees, None, [()], made.accepted, 5.0, 0.0, 0.0))
     assert serve(one, 1, 8, 0.8).count(PLAIN) < 3
 
 
@@ -168,7 +169,7 @@ def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: 
         plan = one.choose(3)
         plans.append(PLAIN if plan is None else plan.bound)
         slow = plan is not None  # nothing of a tree comes true, and it takes ten times as long
-        one.learn(FinishedRound(plan, None, [()] * 3, [0, 0, 0], 0.1 if slow else 0.01, 0.0, 0.0))
+        one.learn(FinishedRound(plan, None, None, [()] * 3, [0, 0, 0], 0.1 if slow else 0.01, 0.0, 0.0))
     assert plans[:32] == [start] * 32
     assert sum(plan != PLAIN for plan in plans[132:]) < 20
 
@@ -183,7 +184,7 @@ def test_copies_are_asked_for_where_they_pay(slower: float) -> None:
         plan = one.choose(4, behind=lambda: 1)
         asked += plan is not None
         seconds = COST.plain_seconds(4) * (slower if plan else 1.0)
-        one.learn(FinishedRound(plan, None, [()] * 4, [0] * 4, seconds, 0.0, 0.0))
+        one.learn(FinishedRound(plan, None, None, [()] * 4, [0] * 4, seconds, 0.0, 0.0))
     assert asked < 100 if slower > 1 else asked > 900
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fledge.draft import DraftVocabulary
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
+from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner import RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import Match, PrefixCache
@@ -21,6 +22,8 @@ from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY, scripted_head
 from tests.tiny import TinyShape, save_tiny_target
+
+ON_BOTH_BACKENDS = True
 
 TREE = TreeShape(3, 3, 8)
 TOKENS = 25
@@ -39,10 +42,22 @@ def answer(engine: Engine, prompts: Sequence[list[int]], *, speculate: bool = Tr
     return engine.generate(list(prompts), max_tokens=TOKENS, ignore_eos=True, speculate=speculate)
 
 
+def eagle(engine: Engine) -> Eagle:
+    drafter = engine._core._drafter
+    assert isinstance(drafter, Eagle)
+    return drafter
+
+
 def cold(engine: Engine) -> Engine:
     """The same engine without its cache."""
     engine._core._scheduler.prefix = None
     return engine
+
+
+def first_level(engine: Engine) -> tuple[torch.Tensor, ...]:
+    """The head's newest output for the running requests: its best tokens, their probabilities, and its state."""
+    state = eagle(engine).view(engine._core._batch.size)
+    return state.first_token_ids, state.first_log_probs, state.hidden
 
 
 def prompts_alike(size: int) -> list[list[int]]:
@@ -88,7 +103,7 @@ def test_a_real_head_on_the_kernels_proposes_the_same_after_a_hit_to_the_last_bi
         for one in (engine, fresh):
             number = one.submit(prompt, parameters)
             one.step()  # prefill and the first round
-            states.append([tensor.clone() for tensor in one._core._batch.view()[5:8]])
+            states.append([tensor.clone() for tensor in first_level(one)])
             one.cancel(number)
         for hit, none in zip(*states, strict=True):
             assert torch.equal(hit, none)
@@ -98,7 +113,7 @@ def test_a_real_head_on_the_kernels_proposes_the_same_after_a_hit_to_the_last_bi
 
 def test_the_next_turn_begins_with_the_last_turns_answer(target: Target, plain: Engine) -> None:
     size = target.decoder.page_size
-    first = random_tokens(random.Random(5), size + 3)
+    first = random_tokens(random.Random(5), 2 * size - 13)
     done = answer(Engine(target, prefix_cache=False), [first])[0]
     second = [*first, *done.token_ids, *random_tokens(random.Random(6), 4)]
     both = [done, answer(Engine(target, prefix_cache=False), [second])[0]]
@@ -130,15 +145,19 @@ def test_pages_the_head_has_not_seen_yet_are_not_offered_to_speculation(target: 
     assert answer(engine, [second])[0].stats.rounds == (TOKENS - 1) // (tree.depth + 1)
 
 
-def test_pages_before_a_head_that_restarted_are_not_offered_to_speculation(target: Target) -> None:
+def test_pages_before_a_head_that_restarted_are_not_offered_to_speculation(
+    target: Target, backend: str
+) -> None:
     """Plain rounds until the head can't catch up on all of them, then trees again: a gap stays in its KV."""
+    if backend == "native":
+        pytest.skip("the target's 256 positions hold too few pages of the kernels' size")
     size = target.decoder.page_size
     first = random_tokens(random.Random(13), size + 3)
     head = scripted_head(target, [], 1.0, best_first=True)
     head.strict = False
     engine = Engine(target, head)
     engine._core._scheduler._rereads = lambda *_: True
-    plain_rounds = engine._core._batch.sizes.pending + size
+    plain_rounds = eagle(engine).sizes.pending + size
     count = plain_rounds + 10
     done = Engine(target, prefix_cache=False).generate([first], max_tokens=count, ignore_eos=True)[0]
     second = [*first, *done.token_ids, 9, 10]
@@ -175,8 +194,12 @@ def test_pages_without_head_serve_plain_requests_only_until_a_speculating_one_re
     engine.check()
 
 
-def test_pages_without_head_serve_all_where_running_them_again_costs_more(target: Target) -> None:
+def test_pages_without_head_serve_all_where_running_them_again_costs_more(
+    target: Target, backend: str
+) -> None:
     """The head begins behind them; what it writes there is offered to nobody."""
+    if backend == "native":
+        pytest.skip("only the scripted head in torch counts its restarts")
     size = target.decoder.page_size
     prompt = random_tokens(random.Random(14), 3 * size + 2)
     reference = Engine(target, prefix_cache=False)
@@ -239,7 +262,9 @@ def test_prompts_that_begin_alike_and_come_together_are_written_once(target: Tar
     assert [result.request_id for result in engine.step()][:3] == first
 
 
-def test_what_a_preempted_prompt_left_itself_was_not_cached(target: Target) -> None:
+def test_what_a_preempted_prompt_left_itself_was_not_cached(target: Target, backend: str) -> None:
+    if backend == "native":
+        pytest.skip("made for pages of 16 tokens")
     rng = random.Random(11)
     engine = Engine(target, max_batch=2, max_context=200, kv_tokens=220, busy_prefill_rows=3)
     engine.submit(random_tokens(rng, 30), SamplingParams(max_tokens=150, ignore_eos=True))
@@ -268,10 +293,9 @@ def test_a_page_that_is_kept_is_never_written_again(target: Target) -> None:
     prompts = [start[: rng.randrange(size, 3 * size)] + random_tokens(rng, 9) for _ in range(20)]
     head = scripted_head(target, answer(Engine(target, prefix_cache=False), prompts), 0.7)
     engine = Engine(target, head, tree=TREE, max_batch=4)
-    prefix, kv = engine._core._scheduler.prefix, engine._core._models.kv
+    prefix, kv = engine._core._scheduler.prefix, engine._core._target.kv
     assert prefix is not None
-    head_kv = engine._core._models.head_kv
-    assert head_kv is not None
+    head_kv = eagle(engine).kv
     seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def contents(page: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -303,7 +327,7 @@ def test_a_match_ends_for_heads_where_the_first_page_lacks_their_entries() -> No
 
     def request(head_written: int) -> Request:
         made = Request(list(range(13)), SamplingParams(), 0, frozenset(), True, None)
-        made.head_written = head_written
+        made.draft.written = head_written
         return made
 
     first = request(head_written=12)
@@ -391,16 +415,16 @@ def test_whatever_happens_matched_pages_hold_the_requests_tokens(
         pool.share(request.pages, found)
         request.shared_pages = len(found)
         assert pool.reserve(request.pages, len(tokens))
-        request.head_written = rng.randrange(len(tokens)) if speculate and known == len(found) else 0
+        request.draft.written = rng.randrange(len(tokens)) if speculate and known == len(found) else 0
         for index in range(len(found), len(request.pages)):
-            with_head = (index + 1) * size <= request.head_written
+            with_head = (index + 1) * size <= request.draft.written
             holds[request.pages[index]] = (tuple(tokens[: (index + 1) * size + 1]), with_head)
         live.append(request)
         if rng.random() < 0.5:
             own = list(request.pages)
             cache.insert(request, rng.randrange(len(tokens)))
             swapped = [index for index, page in enumerate(request.pages) if page != own[index]]
-            assert all((index + 1) * size <= request.head_written for index in swapped)
+            assert all((index + 1) * size <= request.draft.written for index in swapped)
         check()
     while live:
         pool.release(live.pop().pages)

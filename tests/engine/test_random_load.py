@@ -20,7 +20,7 @@ from tests.engine.soak import soak, tiny
 from tests.tiny import TinyShape, save_tiny_target
 
 CONTEXT = 320
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("spoiled_first_levels", "lazy_lanes")]
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("spoiled_first_levels", "late_flights")]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,23 +11,23 @@ import pytest
 
 import fledge
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine import round as round_module
+from fledge.engine.rounds import torch as definition
 from fledge.target.target import Target
-from tests.engine.conftest import noisy_head, plainly
+from tests.engine.conftest import noisy_head
 from tests.test_layout import dependencies, reached_from
 from tests.tiny import TinyShape, save_tiny_target
 
 SOURCE = Path(fledge.__file__).parent
 PENALTY = {"repetition_penalty": 1.3}
-# By where models run and what requests want: files that a step of decoding enters. The goal is 10.
+# By where models run and what requests want: files that a step of decoding enters.
 MOST_FILES = [
     pytest.param("native", {}, 20, marks=pytest.mark.kernels),
-    pytest.param("native", PENALTY, 26, marks=pytest.mark.kernels),
-    ("torch", {}, 26),
-    ("torch", PENALTY, 29),
+    pytest.param("native", PENALTY, 29, marks=pytest.mark.kernels),
+    ("torch", {}, 32),
+    ("torch", PENALTY, 35),
 ]
-# Of round.py and all of the engine's files that it imports, directly or not. The goal is 900.
-MOST_LINES = 4780
+# Of rounds/torch.py and all of the engine's files that it imports, directly or not.
+MOST_LINES = 1000
 
 
 @pytest.mark.parametrize(("backend", "options", "most"), MOST_FILES)
@@ -39,13 +38,12 @@ def test_a_step_of_decoding_enters_few_files(
         tmp_path / "llama", shape=TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
     )
     target = Target.load(str(folder), backend=backend)
-    with nullcontext() if backend == "native" else plainly():
-        engine = Engine(target, noisy_head(target), tree=TreeShape(3, 2, 6), overlap=False)
-        for prompt in ([5, 6, 7], [8, 9]):
-            engine.submit(prompt, SamplingParams(max_tokens=200, ignore_eos=True, **options))
-        for _ in range(10):  # prefill, and rounds that build what later ones reuse
-            engine.step()
-        entered = [files_of_a_step(engine) for _ in range(20)]
+    engine = Engine(target, noisy_head(target), tree=TreeShape(3, 2, 6))
+    for prompt in ([5, 6, 7], [8, 9]):
+        engine.submit(prompt, SamplingParams(max_tokens=200, ignore_eos=True, **options))
+    for _ in range(10):  # prefill, and rounds that build what later ones reuse
+        engine.step()
+    entered = [files_of_a_step(engine) for _ in range(20)]
     assert engine.stats().running == 2
     largest = max(entered, key=len)
     assert len(largest) <= most, ", ".join(sorted(largest))
@@ -69,7 +67,7 @@ def files_of_a_step(engine: Engine) -> set[str]:
 
 def test_what_a_round_is_is_read_in_few_lines() -> None:
     within = {m: {n for n in names if n.startswith("fledge.engine.")} for m, names in dependencies().items()}
-    reached = reached_from(round_module.__name__, within) | {round_module.__name__}
+    reached = reached_from(definition.__name__, within) | {definition.__name__}
     files = [SOURCE.parent / f"{module.replace('.', '/')}.py" for module in reached]
     assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= MOST_LINES, ", ".join(
         sorted(reached)

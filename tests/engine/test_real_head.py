@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fledge.engine import Engine, SamplingParams, TreeShape
-from fledge.engine.carried import Carried
+from fledge.engine.batch import Carried
+from fledge.engine.drafters.eagle import Eagle, HeadState
 from fledge.engine.planner import RoundPlan
 from fledge.heads import Head
 from fledge.target.target import Target
@@ -71,18 +72,18 @@ def test_carried_state_equals_a_fresh_prefill(
         engine._core._planner.choose = lambda requests, behind: plans[1]  # type: ignore[method-assign]
         for number, tokens in _serve_on(engine, 1).items():
             contexts[number] = contexts[number] + tokens
-    carried = _copy(engine)
+    carried, read = _copy(engine)
     fresh = Engine(target, head, tree=shape)
     fresh._core._planner.pays = lambda requests: True  # type: ignore[method-assign]
     _serve(fresh, [context[:-1] for context in contexts.values()], steps=0)
     _prefill_only(fresh)
-    again = _copy(fresh)
+    again, anew = _copy(fresh)
     assert again.length.tolist() == carried.length.tolist()
     assert again.bonus.tolist() == carried.bonus.tolist()
-    topk = min(carried.first_token_ids.shape[1], again.first_token_ids.shape[1])
-    assert again.first_token_ids[:, :topk].tolist() == carried.first_token_ids[:, :topk].tolist()
-    torch.testing.assert_close(again.first_log_probs, carried.first_log_probs, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(again.hidden, carried.hidden, rtol=1e-3, atol=1e-3)
+    topk = min(read.first_token_ids.shape[1], anew.first_token_ids.shape[1])
+    assert anew.first_token_ids[:, :topk].tolist() == read.first_token_ids[:, :topk].tolist()
+    torch.testing.assert_close(anew.first_log_probs, read.first_log_probs, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(anew.hidden, read.hidden, rtol=1e-3, atol=1e-3)
 
 
 def _serve(engine: Engine, prompts: list[list[int]], steps: int) -> dict[int, list[int]]:
@@ -106,5 +107,8 @@ def _prefill_only(engine: Engine) -> None:
         engine._core._prefill()
 
 
-def _copy(engine: Engine) -> Carried:
-    return Carried(*(tensor.clone() for tensor in engine._core._batch.view()))
+def _copy(engine: Engine) -> tuple[Carried, HeadState]:
+    batch, eagle = engine._core._batch, engine._core._drafter
+    assert isinstance(eagle, Eagle)
+    state = eagle.view(batch.size)
+    return Carried(*(t.clone() for t in batch.view())), HeadState(*(t.clone() for t in state))

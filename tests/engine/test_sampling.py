@@ -19,7 +19,6 @@ from fledge.engine.sampling import (
     seed_key,
 )
 from fledge.native import ops
-from tests.engine.conftest import plainly
 
 WORD = (1 << 64) - 1
 
@@ -73,15 +72,6 @@ def test_coins_match_splitmix64_written_in_python() -> None:
         z ^= z >> 31
         coin = coins(torch.tensor([key]), torch.tensor([position]))
         assert coin.item() & WORD == z
-
-
-@pytest.mark.kernels
-def test_native_coins_are_the_same() -> None:
-    keys = torch.tensor([seed_key(seed) for seed in range(300)])
-    position = torch.arange(300, dtype=torch.int32) * 131 - 1
-    ours = coins(keys, position)
-    with plainly():
-        assert torch.equal(ours, coins(keys, position))
 
 
 def test_unit_times_are_exponential_and_uncorrelated_between_neighbours() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 
 from fledge.engine import SamplingParams
-from fledge.engine.carried import CarriedSizes, RunningBatch
-from fledge.engine.lane import make_lane
+from fledge.engine.batch import BatchSizes, RunningBatch
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.request import Request
 from fledge.engine.scheduler import Scheduler
 
 PAGE = 16
-CPU = torch.device("cpu")
 
 
 def scheduler(
@@ -21,11 +19,11 @@ def scheduler(
 ) -> Scheduler:
     """Of a pool of so many usable pages; a round may write one page's length beyond what is committed."""
     pool = PagePool(pages + 1, PAGE)
-    batch = RunningBatch(CarriedSizes(8, 20, 0, 0, 0, 50, torch.float32, 0), PAGE, CPU)
+    batch = RunningBatch(BatchSizes(8, 20), torch.device("cpu"))
     return Scheduler(
-        pool, batch, make_lane(CPU), max_batch=8, window=PAGE, ahead=0, prefill_rows=prefill_rows,
+        pool, batch, max_batch=8, window=PAGE, ahead=0, prefill_rows=prefill_rows,
         busy_prefill_rows=busy_rows, prefix=PrefixCache(pool, heads=False) if shares else None,
-        rereads=lambda unseen, left, requests: False,
+        rereads=lambda unseen, left, requests: False, forget=lambda pages: None,
     )  # fmt: skip
 
 
@@ -50,6 +48,12 @@ def prefill(made: Scheduler) -> list[tuple[int, int, int]]:
     return [(chunk.request.id, chunk.start, chunk.stop) for chunk in chunks]
 
 
+def start(made: Scheduler, request: Request) -> None:
+    """A request's prompt is done."""
+    made.start_running(request)
+    made.batch.append(request, request.pages, torch.tensor(0))
+
+
 def test_a_newcomer_is_admitted_if_those_before_it_keep_room_for_a_round() -> None:
     for pages, admitted in (
         (5, 1),
@@ -68,7 +72,7 @@ def test_a_running_request_keeps_its_room_too() -> None:
         made = scheduler(pages)
         (first,) = ask(made, tokens(2 * PAGE))
         prefill(made)
-        made.start_running(first)
+        start(made, first)
         ask(made, tokens(2 * PAGE, 9))
         assert len(made.schedule_prefill()) == admitted
 
@@ -85,7 +89,7 @@ def test_while_others_decode_a_forward_holds_fewer() -> None:
     made = scheduler(20, prefill_rows=50, busy_rows=10)
     first, _ = ask(made, tokens(50), tokens(25, 60))
     assert prefill(made) == [(0, 0, 50)]
-    made.start_running(first)
+    start(made, first)
     assert [prefill(made) for _ in range(3)] == [[(1, 0, 10)], [(1, 10, 20)], [(1, 20, 25)]]
 
 
@@ -101,7 +105,7 @@ def test_a_full_pool_preempts_the_youngest_who_is_the_next_to_come_back() -> Non
     first, second = ask(made, tokens(2 * PAGE), tokens(2 * PAGE, 9))
     prefill(made)
     for request in (first, second):
-        made.start_running(request)
+        start(made, request)
     (late,) = ask(made, tokens(5, 90))
     late.id = 2
     first.emit(tokens(PAGE + 2), [0] * (PAGE + 2))  # it needs two pages more, and one is free

@@ -12,6 +12,8 @@ from fledge.engine.request import Completion
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 
+ON_BOTH_BACKENDS = True
+
 SHAPE = TreeShape(4, 2, 9)
 
 
@@ -232,7 +234,7 @@ def test_a_sink_may_submit_but_not_serve(target: Target, plain: Engine, prompts:
     assert list(tokens.values()) == [answer.token_ids for answer in expected]
 
 
-@pytest.mark.usefixtures("lazy_lanes")
+@pytest.mark.usefixtures("late_flights")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 4, 9])
 def test_a_sink_may_reset_the_engine(
@@ -302,14 +304,14 @@ def test_timings_and_phases_add_up(target: Target, plain: Engine, prompts: list[
 
 
 def test_phases_begin_with_a_request_that_is_preempted_before_its_first_forward(target: Target) -> None:
-    engine = Engine(
-        target, max_batch=3, max_context=120, kv_tokens=160, busy_prefill_rows=1, prefix_cache=False
-    )
+    page = target.decoder.page_size
+    limits = {"max_context": 7 * page, "kv_tokens": 10 * page, "busy_prefill_rows": 1}
+    engine = Engine(target, max_batch=3, prefix_cache=False, **limits)  # type: ignore[arg-type]
     engine.generate([[20, 30]] * 3, max_tokens=100, ignore_eos=True)  # none of its phases are theirs
     before = engine.stats().phases
-    first = engine.submit([7] * 15, SamplingParams(max_tokens=80, ignore_eos=True))
+    first = engine.submit([7] * (page - 1), SamplingParams(max_tokens=5 * page, ignore_eos=True))
     engine.step()
-    engine.submit([8] * 80, SamplingParams(max_tokens=1, ignore_eos=True))
+    engine.submit([8] * (5 * page), SamplingParams(max_tokens=1, ignore_eos=True))
     last = engine.submit([9] * 10, SamplingParams(max_tokens=1, ignore_eos=True))
     done: dict[int, Completion] = {}
     while engine.busy:

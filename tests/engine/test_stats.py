@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fledge.engine.shapes import PLAIN, PlannedShape, TreeShape
+from fledge.engine import PLAIN, PlannedShape, TreeShape
 from fledge.engine.stats import Counts
 
 SHAPE = TreeShape(3, 2, 8)

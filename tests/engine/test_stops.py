@@ -14,6 +14,8 @@ from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
 from tests.tiny import make_tokenizer
 
+ON_BOTH_BACKENDS = True
+
 SHAPE = TreeShape(4, 2, 9)
 TOKENIZER = make_tokenizer()
 

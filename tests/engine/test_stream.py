@@ -71,7 +71,7 @@ class CollectingHead(ContextHead):
         return super()._contexts(batch, kv)
 
 
-@pytest.mark.usefixtures("lazy_lanes")
+@pytest.mark.usefixtures("late_flights")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_stream_that_is_abandoned_and_collected_in_the_middle_of_a_round_holds_nobody_up(
     target: Target, plain: Engine, overlap: bool

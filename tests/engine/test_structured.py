@@ -19,6 +19,8 @@ from fledge.heads import Head
 from fledge.target import Target
 from tests.tiny import VOCAB_SIZE
 
+ON_BOTH_BACKENDS = True
+
 pytest.importorskip("llguidance", reason="llguidance isn't installed: pip install 'fledge[structured]'")
 
 SCHEMA = {
@@ -111,7 +113,7 @@ def neighbours(target: Target) -> list[tuple[list[int], dict[str, Any], list[int
     ]
 
 
-@pytest.mark.usefixtures("lazy_lanes")
+@pytest.mark.usefixtures("late_flights")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_neighbours_with_and_without_a_form_answer_as_if_they_were_alone(
     target: Target, head: Head, neighbours: list[tuple[list[int], dict[str, Any], list[int]]], overlap: bool

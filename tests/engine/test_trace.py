@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from fledge.engine import Engine, SamplingParams, StepResult, TreeShape
+from fledge.engine import (
+    Candidates,
+    Completion,
+    Drafter,
+    Engine,
+    SamplingParams,
+    StepResult,
+    TreeShape,
+)
+from fledge.engine.batch import RunningBatch
 from fledge.engine.planner.plan import RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import scripted_head
@@ -50,14 +58,11 @@ def test_a_trace_leaves_out_the_nodes_that_only_neighbours_have(
 ) -> None:
     """Trees of one round have room for the largest."""
     answers = plain.generate(prompts[:2], max_tokens=40, ignore_eos=True)
-    head = scripted_head(target, answers, 0.9)
-    head.strict = False  # costs are measured on an empty pool
-    engine = Engine(target, head, max_context=160)
+    engine = Engine(target, drafter=Uneven(answers), tree=TreeShape(7, 1, 8), max_context=160)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     for prompt in prompts[:2]:
         engine.submit(prompt, params, trace=True)
-    core, sizes = engine._core, list[tuple[int, ...]]()
-    core._planner.choose = lambda requests, behind: Uneven(TreeShape(3, 3, 8))  # type: ignore[method-assign]
+    sizes = list[tuple[int, ...]]()
     while engine.busy:
         trees = [result.tree for result in engine.step() if result.tree is not None]
         assert all(min(tree.token_ids) >= 0 for tree in trees)
@@ -66,12 +71,24 @@ def test_a_trace_leaves_out_the_nodes_that_only_neighbours_have(
     assert (3, 8) in sizes
 
 
-class Uneven(RoundPlan):
-    """The first request gets 2 drafts, others 7."""
+class Uneven(Drafter):
+    """Knows the answers; the first request gets 2 drafts, others 7."""
 
-    def nodes(self, scores: Tensor, depths: Tensor | None) -> tuple[int, Tensor | None]:
-        counts = torch.tensor([2] + [7] * (len(scores) - 1))
-        return 8, counts if len(counts) > 1 else None
+    def __init__(self, answers: list[Completion]) -> None:
+        self._texts = [[*answer.prompt_token_ids, *answer.token_ids] for answer in answers]
+
+    def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
+        now, most = batch.view(), plan.bound.reach
+        token_ids, log_probs = torch.full((batch.size, most), -1), torch.full((batch.size, most), -torch.inf)
+        for row, (length, history) in enumerate(zip(now.length.tolist(), now.history.tolist(), strict=True)):
+            begun = history[: length + 1]
+            (text,) = (text for text in self._texts if text[: length + 1] == begun)
+            drafts = text[length + 1 :][: most if row else 2]
+            token_ids[row, : len(drafts)] = torch.tensor(drafts, dtype=torch.int64)
+            log_probs[row, : len(drafts)] = -torch.arange(len(drafts), dtype=torch.float32)
+        depths = torch.arange(most + 1)
+        parents = (depths - 1).clamp(min=0).repeat(batch.size, 1)
+        return Candidates(torch.cat((now.bonus[:, None], token_ids), 1), parents, depths, log_probs)
 
 
 def test_reset_drops_everything_and_the_engine_serves_on(

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import fledge
 from fledge.engine import Completion, EngineStats, PhaseSeconds, SamplingParams, StepResult, TreeShape
 from fledge.engine.request import CompletionStats
-from fledge.engine.shapes import PlannedShape
+from fledge.engine.stats import PlannedShape
 from fledge.server import job as job_module
 from fledge.server import metrics as metrics_module
 from fledge.server.job import Job

@@ -1,4 +1,4 @@
-"""A user's own code, referenced in a recipe as `module:name`."""
+"""A user's own code, named as `module:name` in a recipe or an option."""
 
 from __future__ import annotations
 

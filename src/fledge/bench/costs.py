@@ -21,7 +21,7 @@ from fledge.bench.results import Costs
 from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.draft import HeadRunner
-from fledge.engine.lane import seconds_of
+from fledge.engine.flight import seconds_of
 from fledge.native.abi import MOST_NODES
 from fledge.target import ForwardBatch, Target
 from fledge.target.cpu import NativeDecoder

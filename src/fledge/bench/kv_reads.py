@@ -24,7 +24,7 @@ from torch import Tensor
 from fledge.attention import paged_attention
 from fledge.bench.costs import median_ms
 from fledge.bench.ratio import Ratio, single
-from fledge.engine.graphs import Recorder
+from fledge.engine.rounds.graphs import Recorder
 from fledge.target import ForwardBatch, Target
 
 _SIZES = ((1, 1), (1, 16), (8, 1), (8, 16), (64, 1), (64, 4))  # requests, rows of each

@@ -16,7 +16,7 @@ import psutil
 import torch
 from pydantic import BaseModel
 
-from fledge.engine.lane import seconds_of
+from fledge.engine.flight import seconds_of
 from fledge.native import cpu_flags
 
 # What determines the speed of matrix products here, in display order.

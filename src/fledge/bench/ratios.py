@@ -41,7 +41,7 @@ from fledge.bench.results import PLAIN, RANDOM, LevelRow
 from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.engine import Engine
-from fledge.engine.graphs import CudaRecorder
+from fledge.engine.rounds.graphs import CudaRecorder
 from fledge.heads import Head, head_runner
 from fledge.target import Target
 from fledge.train.start import random_head

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fledge.base.console import StageProgress, print_table, say
 from fledge.engine import TreeShape
 from fledge.engine.build import build_parts
+from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.measure import measure_cost
 from fledge.engine.options import EngineOptions
 from fledge.engine.shapes import MAX_NODES
@@ -100,6 +101,7 @@ def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dic
             max_batch=1, max_context=min(_COST_CONTEXT, limit), tree=largest, prefill_rows=_COST_CONTEXT
         ),
     )
-    cost = measure_cost(parts.models, -(-largest.nodes // MAX_NODES))
+    assert isinstance(parts.drafter, Eagle)
+    cost = measure_cost(parts.target, parts.drafter, -(-largest.nodes // MAX_NODES))
     plain = max(cost.plain_seconds(1), 1e-9)
     return {name: cost.round_seconds(1, shape) / plain for name, shape in shapes.items()}

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,6 +27,12 @@ TemplateKwargs = Annotated[
         help='passed to the chat template, such as {"enable_thinking": false}',
     ),
 ]
+
+
+def _engine_option(*names: str, **more: Any) -> Any:
+    """An option of fledge's own engine."""
+    return typer.Option(*names, rich_help_panel=_ENGINE, **more)
+
 
 deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
 
@@ -62,59 +68,46 @@ def serve(
             "deepseek_r1 an answer begins with it even without a tag"
         ),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="bfloat16, float16 or float32", rich_help_panel=_ENGINE)
-    ] = "bfloat16",
-    device: Annotated[str, typer.Option(help="a torch device", rich_help_panel=_ENGINE)] = "cpu",
-    max_batch: Annotated[int, typer.Option(help="requests served at once", rich_help_panel=_ENGINE)] = 16,
-    max_context: Annotated[
-        int | None, typer.Option(help="most tokens of a prompt and its answer", rich_help_panel=_ENGINE)
-    ] = None,
-    kv_tokens: Annotated[
-        int | None, typer.Option(help="tokens the KV pool holds", rich_help_panel=_ENGINE)
+    dtype: Annotated[str, _engine_option(help="bfloat16, float16 or float32")] = "bfloat16",
+    device: Annotated[str, _engine_option(help="a torch device")] = "cpu",
+    max_batch: Annotated[int, _engine_option(help="requests served at once")] = 16,
+    max_context: Annotated[int | None, _engine_option(help="most tokens of a prompt and its answer")] = None,
+    kv_tokens: Annotated[int | None, _engine_option(help="tokens the KV pool holds")] = None,
+    drafter: Annotated[
+        str | None,
+        _engine_option(
+            metavar="MODULE:CLASS",
+            help="a drafter of your own in place of a head; fledge.engine:Lookup is prompt lookup alone",
+        ),
     ] = None,
     lookup: Annotated[
         int | None,
-        typer.Option(
-            help="tokens prompt lookup may add to a draft tree; 0: none; by default 15",
-            rich_help_panel=_ENGINE,
-        ),
+        _engine_option(help="tokens prompt lookup may add to a draft tree; 0: none; by default 15"),
     ] = None,
     tree: Annotated[
         str | None,
-        typer.Option(
-            help="a fixed tree, such as 4-4-16 from `fledge tune`; by default the planner decides",
-            rich_help_panel=_ENGINE,
+        _engine_option(
+            help="a fixed tree, such as 4-4-16 from `fledge tune`; by default the planner decides"
         ),
     ] = None,
     tuned: Annotated[
         str | None,
-        typer.Option(
-            help="tuned.json of `fledge tune`: what the planner begins with", rich_help_panel=_ENGINE
-        ),
+        _engine_option(help="tuned.json of `fledge tune`: what the planner begins with"),
     ] = None,
     draft_weights: Annotated[
         Literal["int8", "bfloat16"] | None,
-        typer.Option(
-            help="what the head's matrices are kept in; by default int8 on the CPU kernels",
-            rich_help_panel=_ENGINE,
-        ),
+        _engine_option(help="what the head's matrices are kept in; by default int8 on the CPU kernels"),
     ] = None,
     overlap: Annotated[
         bool | None,
-        typer.Option(
+        _engine_option(
             "--overlap/--no-overlap",
             help="work on a round's results while the next one runs; on GPUs only, and there by default",
-            rich_help_panel=_ENGINE,
         ),
     ] = None,
     cuda_graphs: Annotated[
         bool,
-        typer.Option(
-            "--cuda-graphs",
-            help="record rounds and replay them; on a GPU with Triton",
-            rich_help_panel=_ENGINE,
-        ),
+        _engine_option("--cuda-graphs", help="record rounds and replay them; on a GPU with Triton"),
     ] = False,
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait; more get a 503", rich_help_panel=_LIMITS)
@@ -184,6 +177,7 @@ def serve(
         )
         serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
         return
+    from fledge.base.plugs import imported
     from fledge.bench.tune import read_tuned
     from fledge.engine import EngineOptions
     from fledge.server import ServerOptions, serve
@@ -194,10 +188,11 @@ def serve(
     if not math.isfinite(max_body_mb):
         raise ServerError(f"max-body-mb is {max_body_mb}; give a number of megabytes")
     limits = EngineOptions(
+        drafter=None if drafter is None else imported(drafter)(),
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
-        tree=_tree(tree, head),
+        tree=_tree(tree, head or drafter),
         lookup=lookup,
         draft_weights=draft_weights,
         overlap=overlap,
@@ -236,7 +231,7 @@ def _tree(text: str | None, head: str | None) -> TreeShape | None:
         return None
     shapes = parse_shapes(text)
     if head is None or len(shapes) != 1 or not text.strip():
-        raise EngineError("--tree is one tree for a head's drafts, such as 4-4-16: name a --head, too")
+        raise EngineError("--tree is one tree for drafts, such as 4-4-16: name a --head or --drafter, too")
     return shapes[0]
 
 

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from fledge.base.errors import EngineError
+from fledge.draft.cpu import NativeHeadRunner
 from fledge.draft.runner import HeadRunner
-from fledge.engine import native_tree
-from fledge.engine.carried import CarriedSizes, RunningBatch
-from fledge.engine.forwards import Models
-from fledge.engine.graphs import CudaRecorder, RecordedRounds
-from fledge.engine.lane import Lane, make_lane
-from fledge.engine.layout import Layouts
+from fledge.engine.batch import BatchSizes, RowState, RunningBatch
+from fledge.engine.drafters.drafter import Drafter
+from fledge.engine.drafters.eagle import Eagle, HeadSizes
+from fledge.engine.flight import Flight, make_flight
+from fledge.engine.forwards import TargetForward
 from fledge.engine.measure import measure_cost
 from fledge.engine.memory import free_memory, memory_for_kv
-from fledge.engine.native_plain import native_plain
-from fledge.engine.native_round import native_round
 from fledge.engine.options import EngineOptions
+from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import AdaptivePlanner, FixedPlanner, Planner
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
+from fledge.engine.rounds.graphs import CudaRecorder, GraphRounds, RecordedRounds
+from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.rounds.torch import TorchRounds
+from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.scheduler import Scheduler
+from fledge.engine.selection import SelectionRows
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape, deepest
 from fledge.target.batch import Decoder
+from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
@@ -36,12 +43,15 @@ _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind
 class EngineParts:
     """All that an engine holds."""
 
-    models: Models
+    rounds: TorchRounds  # or NativeRounds: nothing else asks which
+    target: TargetForward
+    drafter: Drafter | None
     pool: PagePool
     batch: RunningBatch
     scheduler: Scheduler
     planner: Planner
-    lane: Lane
+    flight: Flight
+    clock: PhaseClock
     overlap: bool
     own_kernels: bool  # they have threads of their own, so torch is kept in one thread (`torch_alone`)
     max_context: int
@@ -70,10 +80,14 @@ def refuse_overlap(device: torch.device) -> None:
 
 def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOptions) -> EngineParts:
     """All that an engine holds. Raises an EngineError if its limits leave no room for a request."""
-    head = None if options.tree == PLAIN else head
+    own = options.drafter
+    if options.tree == PLAIN:
+        head = own = None
+    speculates = head is not None or own is not None
     tree, lookup = _with_lookup(head, options)
-    bounds = _bounds(head, tree, lookup)
-    adaptive = head is not None and tree is None
+    vocabulary = head.config.draft_vocab_size if head else own.vocabulary if own else None
+    bounds = _bounds(vocabulary or decoder.config.vocab_size, tree, lookup) if speculates else [PLAIN]
+    adaptive = speculates and tree is None
     if options.tuned is not None:
         _check_tuned(options.tuned, bounds)
     overlap = decoder.device.type == "cuda" if options.overlap is None else options.overlap
@@ -82,35 +96,54 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     ahead = max(shape.reach for shape in bounds) + 1 if overlap else 0
     reserve = window + ahead
     pool, context = _size_pool(decoder, head, options, reserve)
-    topk = max(shape.topk for shape in bounds) if head else 0
-    models = _allocate(decoder, head, pool.pages, topk, cuda_graphs=options.cuda_graphs)
-    sizes = CarriedSizes(
-        rows=options.max_batch,
-        pages=pool.pages_for(context + reserve),
-        topk=topk,
-        hidden=head.config.hidden_size if head else 0,
-        features=3 * decoder.config.hidden_size if head else 0,
-        vocabulary=decoder.config.vocab_size,
-        dtype=decoder.dtype,
-        pending=_PENDING_PAGES * decoder.page_size if adaptive else 0,
-        history=context + reserve + 1 if lookup else 0,
-    )
-    batch, lane = RunningBatch(sizes, decoder.page_size, decoder.device), make_lane(decoder.device)
-    batch.selection.settles = options.cuda_graphs
+    last_position = decoder.config.max_position_embeddings - 1
+    target = TargetForward(
+        decoder, decoder.allocate_kv(pool.pages), pool.pages, last_position,
+        sampler=getattr(decoder, "sample", None), drawn=getattr(decoder, "forward_drawn", None),
+    )  # fmt: skip
+    pages = pool.pages_for(context + reserve)
+    topk = max(shape.topk for shape in bounds) if speculates else 0
+    selection = SelectionRows(options.max_batch, decoder.config.vocab_size, decoder.device)
+    selection.settles = options.cuda_graphs
+    eagle = None
+    if head is not None:
+        head_sizes = HeadSizes(
+            rows=options.max_batch,
+            pages=pages,
+            pool=pool.pages,
+            topk=topk,
+            features=3 * decoder.config.hidden_size,
+            pending=_PENDING_PAGES * decoder.page_size if adaptive else 0,
+            last_position=last_position,
+        )
+        eagle = Eagle(head, head_sizes, selection, decoder.dtype, decoder.device)
+    drafter = eagle or own
+    history = context + reserve + 1 if lookup or own else 0
+    states: list[RowState] = [selection] if drafter is None else [selection, drafter]
+    batch = RunningBatch(BatchSizes(options.max_batch, pages, history), decoder.device, states)
+    verifier, clock = Verifier(target, selection), PhaseClock()
+    recorded = RecordedRounds(CudaRecorder(decoder.device)) if options.cuda_graphs else None
+    rounds: TorchRounds
+    if kernels := _kernels(decoder, eagle, own):
+        rounds = NativeRounds(verifier, batch, eagle, clock)
+    elif recorded is not None:
+        rounds = GraphRounds(verifier, batch, drafter, clock, recorded)
+    else:
+        rounds = TorchRounds(verifier, batch, drafter, clock)
     planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
-            cost = measure_cost(models, options.max_batch)
-        confident = native_tree.reads_are_free(models.kv)
-        planner = AdaptivePlanner(cost, topk, confident, lookup, start=options.tuned or {})
+            cost = measure_cost(target, eagle, options.max_batch, recorded)
+        planner = AdaptivePlanner(cost, topk, kernels, lookup, start=options.tuned or {})
     return EngineParts(
-        models=models,
+        rounds=rounds,
+        target=target,
+        drafter=drafter,
         pool=pool,
         batch=batch,
         scheduler=Scheduler(
             pool,
             batch,
-            lane,
             max_batch=options.max_batch,
             window=window,
             ahead=ahead,
@@ -118,14 +151,39 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
             busy_prefill_rows=min(options.busy_prefill_rows, options.prefill_rows),
             prefix=PrefixCache(pool, heads=head is not None) if options.prefix_cache else None,
             rereads=planner.rereads,
-            forget=None if models.native_plain is None else models.native_plain.forget,
+            forget=partial(_forget, _read_by_page(target, eagle)),
         ),
         planner=planner,
-        lane=lane,
+        flight=make_flight(decoder.device, int(overlap)),
+        clock=clock,
         overlap=overlap,
         own_kernels=decoder.backend == "native",
         max_context=context,
     )
+
+
+def _kernels(decoder: Decoder, eagle: Eagle | None, own: Drafter | None) -> bool:
+    """Whether a round can be one C++ call."""
+    native_head = eagle is None or isinstance(eagle.runner, NativeHeadRunner)
+    return isinstance(decoder, NativeDecoder) and native_head and own is None
+
+
+def _read_by_page(target: TargetForward, eagle: Eagle | None) -> list[Tensor]:
+    """The KV pools whose attention reads whole pages: those of the CPU kernels, [layers, pages, heads, 2, ...]."""
+    pools = [target.kv] if isinstance(target.decoder, NativeDecoder) else []
+    if eagle is not None and isinstance(eagle.runner, NativeHeadRunner):
+        pools.append(eagle.kv)
+    return pools
+
+
+def _forget(pools: Sequence[Tensor], pages: Sequence[int]) -> None:
+    """Clear the values on these pages, before they get another owner.
+
+    Attention gives a page's entries that aren't the request's the weight 0. That zeroes any finite value but not a NaN,
+    which would pass from one request to all that ever get its pages.
+    """
+    for pool in pools:
+        pool[:, list(pages), :, 1] = 0
 
 
 def _size_pool(
@@ -157,30 +215,6 @@ def _size_pool(
     return pool, context
 
 
-def _allocate(
-    decoder: Decoder, head: HeadRunner | None, pages: int, topk: int, *, cuda_graphs: bool
-) -> Models:
-    """Both models, with KV for so many pages."""
-    kv, head_kv = decoder.allocate_kv(pages), head.allocate_kv(pages) if head else None
-    last_position = decoder.config.max_position_embeddings - 1
-    native = native_round(decoder, kv, head, head_kv, last_position)
-    return Models(
-        decoder=decoder,
-        kv=kv,
-        head=head,
-        head_kv=head_kv,
-        pages=pages,
-        sampler=getattr(decoder, "sample", None),
-        drawn=getattr(decoder, "forward_drawn", None),
-        layouts=Layouts(decoder.device),
-        last_position=last_position,
-        topk=topk,
-        native=native,
-        native_plain=native or native_plain(decoder, kv, last_position),
-        rounds=RecordedRounds(CudaRecorder(decoder.device)) if cuda_graphs else None,
-    )
-
-
 def _with_lookup(head: HeadRunner | None, options: EngineOptions) -> tuple[TreeShape | None, int]:
     """The tree and how many tokens prompt lookup may propose: a fixed tree's own number unless another is given."""
     tree, lookup = options.tree, options.lookup
@@ -193,11 +227,8 @@ def _with_lookup(head: HeadRunner | None, options: EngineOptions) -> tuple[TreeS
     return tree, tree.lookup
 
 
-def _bounds(head: HeadRunner | None, tree: TreeShape | None, lookup: int) -> list[TreeShape]:
-    """The largest trees that will be grown."""
-    if head is None:
-        return [PLAIN]
-    vocabulary = head.config.draft_vocab_size
+def _bounds(vocabulary: int, tree: TreeShape | None, lookup: int) -> list[TreeShape]:
+    """The largest trees that will be grown, of a drafter that proposes so many tokens."""
     if tree is None:
         return [deepest(topk, lookup) for topk in TOPKS if topk <= vocabulary]
     if tree.topk > vocabulary:

@@ -4,7 +4,7 @@
              choose a plan and launch a round of the running requests
              take the results of all that is in flight; with overlap, of all but the newest
 
-Prefill and round are tasks on a lane; their results come back in order, with overlap one round late (`lane.py`).
+Results of prefills and rounds come back in order, with overlap one round late (`flight.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -21,13 +22,14 @@ import torch
 
 from fledge.base.errors import EngineError
 from fledge.engine.build import EngineParts
-from fledge.engine.lane import FutureMap, torch_alone
-from fledge.engine.params import SamplingParams
-from fledge.engine.phases import PhaseClock, PhaseSeconds
+from fledge.engine.flight import torch_alone
+from fledge.engine.params import check_request
+from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import FinishedRound, RoundPlan
-from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, PrefillRun
+from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
-from fledge.engine.result import RoundResult, run_round
+from fledge.engine.rounds.prompts import PrefillRun
+from fledge.engine.rounds.result import RoundResult
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
 from fledge.native.abi import MOST_NODES
@@ -37,16 +39,15 @@ class EngineCore:
     """Everything about serving except text. One thread at a time is inside; others wait."""
 
     def __init__(self, parts: EngineParts, decode_text: Callable[[Request], str]) -> None:
-        self._models, self._batch = parts.models, parts.batch
+        self._rounds, self._target, self._batch = parts.rounds, parts.target, parts.batch
+        self._drafter, self._flight, self._clock = parts.drafter, parts.flight, parts.clock
         self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
-        self._lane, self._flight = parts.lane, FutureMap(parts.lane, ahead=int(parts.overlap))
         self._own_kernels, self._max_context = parts.own_kernels, parts.max_context
         self._decode_text = decode_text
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
-        self._clock = PhaseClock()
-        self._hidden = 0.0  # seconds the host worked while the lane was busy
-        self._earlier = 0.0  # the lane's `exposed` seconds when statistics began
+        self._hidden = 0.0  # seconds the host worked while the device was busy
+        self._earlier = 0.0  # `exposed` seconds when statistics began
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
         self._stepper = 0  # the thread that is inside a step; 0: none
@@ -58,8 +59,8 @@ class EngineCore:
 
     @property
     def speculative(self) -> bool:
-        """True with a draft head."""
-        return self._models.head is not None
+        """True with a drafter."""
+        return self._drafter is not None
 
     @property
     def busy(self) -> bool:
@@ -68,7 +69,8 @@ class EngineCore:
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its id. Its sink gets each of its results from within the step that made it."""
-        self._refuse_impossible(request.prompt_ids, request.params)
+        vocabulary = self._target.decoder.config.vocab_size
+        check_request(request.prompt_ids, request.params, vocabulary, self._max_context)
         request.speculate = request.speculate and self.speculative
         with self._queue_lock:  # not the step's lock: a request may arrive while a round runs
             request.id = next(self._ids)
@@ -78,7 +80,7 @@ class EngineCore:
 
     def cancel(self, request_id: int) -> None:
         """Drop a request at once and free all it holds; nothing happens if it is done already."""
-        with self._lock, self._queue_lock:
+        with self._lock, self._queue_lock, self._on_device():
             self._failed_sinks.pop(request_id, None)
             request = self._requests.pop(request_id, None)
             if request is not None and self._failure is None:
@@ -105,9 +107,8 @@ class EngineCore:
 
     def reset(self) -> None:
         """Drop every request, whatever state a failed step left it in; all pages are free again."""
-        with self._lock, self._queue_lock, torch.inference_mode():
-            self._lane.drain()
-            self._flight.clear()
+        with self._lock, self._queue_lock, self._on_device():
+            self._flight.finish()
             self._requests.clear()
             self._failed_sinks.clear()
             self._scheduler.reset()
@@ -128,7 +129,7 @@ class EngineCore:
 
         `unless` is checked under the lock; if true, the step is skipped.
         """
-        with self._lock, torch.inference_mode(), torch_alone(self._own_kernels):
+        with self._lock, self._on_device(), torch_alone(self._own_kernels):
             if self._stepper:  # its round's other requests would get their next tokens before this round's
                 raise EngineError(
                     "a sink can't serve the engine that is serving it; submit the request, and let the step go on"
@@ -150,23 +151,29 @@ class EngineCore:
                     self.cancel(self._left.popleft())
                 self._stepper = 0
 
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Within this, what is put on the device comes behind what was put there before."""
+        with torch.inference_mode(), self._flight.on_device():
+            yield
+
     def _step(self) -> list[StepResult]:
-        lane, flight = self._lane, self._flight
+        flight = self._flight
         self._results = []
         if not flight:
-            lane.rest()  # since the last step the engine was idle
-        begun, waited, exposed = time.perf_counter(), flight.waited, lane.exposed
+            flight.rest()  # since the last step the engine was idle
+        begun, waited, exposed = time.perf_counter(), flight.waited, flight.exposed
         launched = self._prefill()
         launched |= self._decode()
         flight.take(keep=flight.ahead if launched else 0)
         if flight.ahead:
             worked = time.perf_counter() - begun - (flight.waited - waited)
-            self._hidden += max(worked - (lane.exposed - exposed), 0.0)
+            self._hidden += max(worked - (flight.exposed - exposed), 0.0)
         if not self._scheduler.busy:
             flight.clear()  # at most the extra round of requests that are done
             self._scheduler.check()
         elif not flight:
-            lane.settle()
+            flight.settle()
         return self._results
 
     def check(self) -> None:
@@ -177,7 +184,7 @@ class EngineCore:
     def restart_stats(self) -> None:
         """Count from here on, of an idle engine; what it has learnt and cached stays."""
         with self._lock, self._queue_lock:
-            self._counts, self._hidden, self._earlier = Counts(), 0.0, self._lane.exposed
+            self._counts, self._hidden, self._earlier = Counts(), 0.0, self._flight.exposed
             self._scheduler.preemptions = self._scheduler.hit_tokens = self._pool.evictions = 0
             self._clock.restart()
 
@@ -206,27 +213,28 @@ class EngineCore:
         )
 
     def _phases(self) -> PhaseSeconds:
-        return replace(self._clock.read(), host=self._lane.exposed - self._earlier, hidden=self._hidden)
+        return replace(self._clock.read(), host=self._flight.exposed - self._earlier, hidden=self._hidden)
 
     def _prefill(self) -> bool:
         """Launch a prefill forward, if prompts are waiting; requests whose prompts are done join the batch."""
         chunks = self._scheduler.schedule_prefill()
         if not chunks:
             return False
-        # The head runs over prompts of requests that speculate. Where all prompts end with these chunks and speculation
+        # The drafter reads prompts of requests that speculate. Where all prompts end with these chunks and speculation
         # doesn't pay now, it catches up on the ends later, if it is used at all.
         follow = any(chunk.request.speculate for chunk in chunks)
         finishing = [chunk.request for chunk in chunks if chunk.finishes]
         company = len(self._scheduler.running) + len(finishing)
         behind = follow and len(finishing) == len(chunks) and not self._planner.pays(company)
         head = follow and not behind
-        run = PrefillRun(self._models, self._batch, chunks, self._clock, follow=follow)
+        drafter = self._drafter if follow else None
+        run = PrefillRun(self._target, self._batch, drafter, chunks, self._clock)
         for chunk in chunks:
             self._compose_chunk(chunk, head=head)
         self._flight.launch(run.target, partial(self._first_tokens, finishing))
         joining = self._joining(chunks)
         if head or joining:
-            self._flight.launch(partial(run.join, joining, head=head), lambda nothing, seconds: None)
+            self._flight.launch(partial(run.join, joining, read=head), lambda nothing, seconds: None)
         return True
 
     def _compose_chunk(self, chunk: PrefillChunk, *, head: bool) -> None:
@@ -235,9 +243,8 @@ class EngineCore:
             request.phases_at_start = self._phases()
         request.prefilled = chunk.stop
         self._counts.prompt_tokens += chunk.stop - chunk.start
-        self._scheduler.offer_prefix(chunk, head=head)
+        self._scheduler.offer_prefix(chunk, read=head)
         if chunk.finishes:
-            request.head_pending = 0 if head else chunk.stop - chunk.start
             request.take_off(1, 1)
 
     def _joining(self, chunks: Sequence[PrefillChunk]) -> list[Joining]:
@@ -281,33 +288,37 @@ class EngineCore:
         most = _most_tokens(plan)
         for request in running:
             request.take_off(1, most)
-        trace = any(request.trace for request in running)
-        task = partial(run_round, self._models, self._batch, plan, self._clock, trace)
-        self._flight.launch(task, partial(self._round_done, running, plan))
+        rows = self._batch.speculating().rows
+        self._flight.launch(
+            partial(self._rounds.decode, plan), partial(self._round_done, running, plan, rows)
+        )
         return True
 
     def _behind(self, running: Sequence[Request]) -> int:
-        """Positions the head would have to catch up on, as far as the host knows."""
-        kept = self._batch.sizes.pending
-        return sum(min(request.head_pending, kept) for request in running if request.speculate)
+        """Positions the drafter would have to catch up on, as far as the host knows."""
+        return sum(request.draft.pending for request in running if request.speculate)
 
     def _round_done(
-        self, running: Sequence[Request], plan: RoundPlan | None, result: RoundResult, seconds: float
+        self,
+        running: Sequence[Request],
+        plan: RoundPlan | None,
+        speculating: list[int] | None,
+        result: RoundResult,
+        seconds: float,
     ) -> None:
-        """Deliver what a round brought, and learn from it."""
+        """Deliver what a round brought, and learn from it. `speculating`: rows of those that do; None: all."""
         rows = result.emitted.tolist()  # per request: how many tokens it emits, then the tokens
         told = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
-        traces = result.traces(running)
+        traces = _traces(result, running)
         drafted, counts, most = result.drafted, self._counts, _most_tokens(plan)
-        sizes = result.tree_sizes(len(running))
+        sizes = [0] * len(rows) if drafted is None else drafted.sizes
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
         counts.rounds += 1
         for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
             request.land(1, most)
             if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
                 continue
-            request.head_pending = result.pending[number]
-            request.head_restarted = result.restarted[number]
+            request.draft.land(result.pending[number], restarted=result.restarted[number])
             speculated = request.speculate and sizes[number] > 0
             if speculated:
                 depths.append(count - 1)
@@ -320,7 +331,9 @@ class EngineCore:
         if drafted is not None:
             counts.count_drafts(drafted.shape, depths, proposed)
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
-        done = FinishedRound(plan, drafted, rows, accepted, seconds, result.catch_up, self._lane.exposed)
+        done = FinishedRound(
+            plan, drafted, speculating, rows, accepted, seconds, result.catch_up, self._flight.exposed
+        )
         counts.count_shape(
             PLAIN if drafted is None else drafted.shape, len(running), done.tokens, seconds - result.catch_up
         )
@@ -347,26 +360,27 @@ class EngineCore:
                 self.cancel(request.id)
                 self._failed_sinks[request.id] = failure
 
-    def _refuse_impossible(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        if not prompt_ids:
-            raise EngineError("the prompt is empty; give it at least one token")
-        vocabulary = self._models.decoder.config.vocab_size
-        if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
-            raise EngineError(
-                f"the prompt holds token ids outside 0..{vocabulary - 1}; use the target's own tokenizer"
-            )
-        longest = len(prompt_ids) + params.max_tokens
-        if longest > self._max_context:
-            raise EngineError(
-                f"a prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} don't fit this engine's "
-                f"{self._max_context} tokens of context; shorten the prompt, lower max_tokens, or raise the engine's "
-                "max_context (or kv_tokens)"
-            )
-
 
 def _most_tokens(plan: RoundPlan | None) -> int:
     """Tokens that a round with this plan emits at most, per request."""
     return 1 if plan is None else plan.bound.reach + 1
+
+
+def _traces(result: RoundResult, running: Sequence[Request]) -> dict[int, TreeTrace]:
+    """By request id, the draft trees of those that were submitted with `trace`."""
+    drafted, traces = result.drafted, dict[int, TreeTrace]()
+    for row, request in enumerate(running):
+        if drafted is not None and request.trace and request.speculate:
+            tree = drafted.tree
+            # Its neighbours may have more nodes: the last ones are empty then.
+            nodes = int((tree.token_ids[row] >= 0).sum())
+            traces[request.id] = TreeTrace(
+                token_ids=tree.token_ids[row, :nodes].tolist(),
+                parents=tree.parents[row, :nodes].tolist(),
+                log_probs=tree.log_probs[row, :nodes].tolist(),
+                path=result.path[row, : int(result.emitted[row, 0])].tolist(),
+            )
+    return traces
 
 
 # By how many tokens a request emits in a round: their origins, accepted drafts by depth, then the bonus token.

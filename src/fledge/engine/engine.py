@@ -19,6 +19,7 @@ from fledge.engine.build import build_parts, refuse_unfit
 from fledge.engine.checks import listed, switch, whole_numbers
 from fledge.engine.core import EngineCore
 from fledge.engine.detokenize import Detokenizer, decode_answer
+from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams
@@ -49,6 +50,7 @@ class Piece:
 class Engine:
     """Serves a target, faster with a draft head; `head=None` is plain decode.
 
+    drafter: a drafter of your own in place of a head (`fledge.engine.Drafter`), or `Lookup()`: prompt lookup alone.
     max_context: most tokens of a prompt and its answer together; left out, what target and memory allow.
     kv_tokens: tokens the KV pool holds; left out, a quarter of the free memory at most.
     tree: the draft tree of every round; left out, the planner chooses, "no speculation" included.
@@ -69,6 +71,7 @@ class Engine:
         target: Target,
         head: Head | HeadRunner | None = None,
         *,
+        drafter: Drafter | None = None,
         max_batch: int = 16,
         max_context: int | None = None,
         kv_tokens: int | None = None,
@@ -89,6 +92,7 @@ class Engine:
         if draft_weights is not None and not isinstance(head, Head | None):
             raise EngineError("draft_weights is for a draft head that the engine loads; leave it out")
         options = EngineOptions(
+            drafter=drafter,
             max_batch=max_batch,
             max_context=max_context,
             kv_tokens=kv_tokens,
@@ -116,7 +120,7 @@ class Engine:
 
     @property
     def speculative(self) -> bool:
-        """True with a draft head."""
+        """True with a draft head, or another drafter."""
         return self._core.speculative
 
     @property

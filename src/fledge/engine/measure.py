@@ -9,9 +9,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from fledge.engine.forwards import Models
-from fledge.engine.lane import seconds_of
+from fledge.engine.drafters.eagle import Eagle
+from fledge.engine.flight import seconds_of
+from fledge.engine.forwards import TargetForward
 from fledge.engine.planner.cost import CostCurve, CostModel
+from fledge.engine.rounds.graphs import RecordedRounds
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES
 from fledge.target.batch import Decoder, ForwardBatch
 
@@ -25,30 +27,34 @@ _BUDGET_SECONDS = 0.25  # of a curve's first timings: once they took so long, la
 _measured_targets: WeakKeyDictionary[Decoder, dict[tuple[int, bool], CostCurve]] = WeakKeyDictionary()
 
 
-def measure_cost(models: Models, requests: int) -> CostModel:
+def measure_cost(
+    target: TargetForward, eagle: Eagle | None, requests: int, recorded: RecordedRounds | None = None
+) -> CostModel:
     """Time both models on an idle pool, at all sizes that rounds of up to so many requests can have.
 
-    A decoder's own curve is remembered as long as the decoder lives.
+    A decoder's own curve is remembered as long as the decoder lives. Of other drafters than the head nothing is known
+    beforehand: the planner learns from rounds what they take.
     """
     most = requests * MAX_NODES
-    known, key = _measured_targets.setdefault(models.decoder, {}), (most, models.rounds is not None)
-    if key not in known:
+    curves, key = _measured_targets.setdefault(target.decoder, {}), (most, recorded is not None)
+    if key not in curves:
 
         def run_target(batch: ForwardBatch) -> object:
-            return models.decoder.forward(batch, models.kv, logits="argmax", features=True)
+            return target.decoder.forward(batch, target.kv, logits="argmax", features=True)
 
-        known[key] = _measure(sizes_up_to(most), _TARGET_WIDTH, run_target, models)
-    head = models.head
-    if head is None:
-        return CostModel(known[key], CostCurve((1,), (0.0,)))
-    sizes = sizes_up_to(requests * max(MAX_DEPTH + 1, models.topk))
-    size, dtype, device = head.config.hidden_size, models.decoder.dtype, models.decoder.device
+        curves[key] = _measure(sizes_up_to(most), _TARGET_WIDTH, run_target, target, recorded)
+    if eagle is None:
+        return CostModel(curves[key], CostCurve((1,), (0.0,)))
+    topk = eagle.sizes.topk
+    sizes = sizes_up_to(requests * max(MAX_DEPTH + 1, topk))
+    size, dtype, device = eagle.runner.config.hidden_size, target.decoder.dtype, target.decoder.device
     hidden = torch.zeros(sizes[-1], size, dtype=dtype, device=device)
 
     def run_head(batch: ForwardBatch) -> object:
-        return models.head_forward(batch, None, hidden[: len(batch.token_ids)], models.topk, None)
+        rows = hidden[: len(batch.token_ids)]
+        return eagle.runner.forward(batch, eagle.kv, features=None, hidden=rows, k=topk)
 
-    return CostModel(known[key], _measure(sizes, _HEAD_WIDTH, run_head, models))
+    return CostModel(curves[key], _measure(sizes, _HEAD_WIDTH, run_head, target, recorded))
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -61,20 +67,24 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 def _measure(
-    sizes: list[int], width: int, run: Callable[[ForwardBatch], object], models: Models
+    sizes: list[int],
+    width: int,
+    run: Callable[[ForwardBatch], object],
+    target: TargetForward,
+    recorded: RecordedRounds | None,
 ) -> CostCurve:
     """The fastest of some repeats, all sizes in turn: a slow moment of the machine meets none of them every time.
 
     Each size runs once before it is timed: first calls compile, allocate and page in.
     """
-    device, spent = models.decoder.device, 0.0
+    device, spent = target.decoder.device, 0.0
     works: dict[int, Callable[[], object]] = {}
     seconds: dict[int, float] = {}
     for rows in sizes:
         requests = -(-rows // width)
-        work: Callable[[], object] = partial(run, _batch(requests, rows // requests, models))
+        work: Callable[[], object] = partial(run, _batch(requests, rows // requests, target))
         work()
-        works[rows] = work if models.rounds is None else models.rounds.alone(work)
+        works[rows] = work if recorded is None else recorded.alone(work)
         seconds[rows] = seconds_of(works[rows], device)
         spent += seconds[rows]
         if spent > _BUDGET_SECONDS and len(seconds) > 1:
@@ -88,12 +98,12 @@ def _measure(
     return CostCurve(tuple(sizes), tuple(timed.at(rows) for rows in sizes))
 
 
-def _batch(requests: int, width: int, models: Models) -> ForwardBatch:
+def _batch(requests: int, width: int, target: TargetForward) -> ForwardBatch:
     """`width` rows each of some requests that read and write pages of an idle pool."""
-    device, size = models.decoder.device, models.decoder.page_size
-    context = min(_CONTEXT, models.last_position)
+    device, size = target.decoder.device, target.decoder.page_size
+    context = min(_CONTEXT, target.last_position)
     pages = -(-(context + width) // size)
-    table = 1 + torch.arange(requests * pages, dtype=torch.int32, device=device) % (models.pages - 1)
+    table = 1 + torch.arange(requests * pages, dtype=torch.int32, device=device) % (target.pages - 1)
     full = torch.full((requests,), context, dtype=torch.int32, device=device)
     rows = requests * width
     return ForwardBatch(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fledge.base.errors import EngineError
 from fledge.draft.runner import DraftWeights
 from fledge.engine.checks import switch, whole
+from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape
 
 
@@ -15,6 +16,7 @@ from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape
 class EngineOptions:
     """`Engine` says what each of them means."""
 
+    drafter: Drafter | None = None
     max_batch: int = 16
     max_context: int | None = None
     kv_tokens: int | None = None
@@ -66,14 +68,23 @@ class EngineOptions:
 
     def check_head(self, *, given: bool) -> None:
         """Raise an EngineError for what needs a draft head, if there is none to be."""
+        if self.drafter is not None and not isinstance(self.drafter, Drafter):
+            raise EngineError(f"drafter is {self.drafter!r}; derive it from fledge.engine.Drafter")
+        if self.drafter is not None and given:
+            raise EngineError("there are a head and a drafter; leave one of them out")
+        if not given and self.draft_weights is not None:
+            raise EngineError("draft_weights is for a draft head; give the engine one or leave it out")
+        if self.lookup and not given and self.drafter is not None:
+            raise EngineError(
+                f"lookup={self.lookup} is merged into a head's trees; leave it out, or give a head"
+            )
+        given = given or self.drafter is not None
         if not given and self.tree not in (None, PLAIN):
             raise EngineError(f"{self.tree} needs a draft head; give the engine one or leave tree out")
         if self.lookup and (not given or self.tree == PLAIN):
             raise EngineError(
                 f"lookup={self.lookup} needs a draft head and a tree; give the engine both or leave it out"
             )
-        if not given and self.draft_weights is not None:
-            raise EngineError("draft_weights is for a draft head; give the engine one or leave it out")
         if self.tuned and (not given or self.tree is not None):
             raise EngineError(
                 "tuned is what the planner begins with: it needs a draft head and no fixed tree"

@@ -166,3 +166,21 @@ def _biases(given: object) -> dict[int, float]:
         whole("a key of logit_bias", token, "token ids"): number(f"logit_bias of token {token}", bias)
         for token, bias in given.items()
     }
+
+
+def check_request(
+    prompt_ids: Sequence[int], params: SamplingParams, vocabulary: int, max_context: int
+) -> None:
+    """Raise EngineError for a request that an engine of this vocabulary and context can't serve."""
+    if not prompt_ids:
+        raise EngineError("the prompt is empty; give it at least one token")
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
+        raise EngineError(
+            f"the prompt holds token ids outside 0..{vocabulary - 1}; use the target's own tokenizer"
+        )
+    if len(prompt_ids) + params.max_tokens > max_context:
+        raise EngineError(
+            f"a prompt of {len(prompt_ids)} tokens and max_tokens {params.max_tokens} don't fit this engine's "
+            f"{max_context} tokens of context; shorten the prompt, lower max_tokens, or raise the engine's "
+            "max_context (or kv_tokens)"
+        )

@@ -14,7 +14,7 @@ class PhaseSeconds:
     """Seconds per phase: the first six make up the time steps take.
 
     `host` is what the host adds to a step: scheduling, results, bookkeeping, while no forward runs (in
-    "speed-up = tau * t_plain / (...)" it is t_host_exposed). `hidden` is what it does while one runs (see `lane.py`).
+    "speed-up = tau * t_plain / (...)" it is t_host_exposed). `hidden` is what it does while one runs (see `flight.py`).
     """
 
     prefill: float = 0.0
@@ -31,7 +31,7 @@ class PhaseSeconds:
 
 
 class PhaseClock:
-    """Adds the time since the last lap to a phase. It belongs to the lane: only its tasks use it."""
+    """Adds the time since the last lap to a phase."""
 
     def __init__(self) -> None:
         self._seconds: dict[Phase, float] = {}
@@ -43,23 +43,20 @@ class PhaseClock:
         self._seconds = dict.fromkeys(get_args(Phase), 0.0)
 
     def start(self) -> None:
-        """Begin a task."""
+        """Begin a launch."""
         self._mark = time.perf_counter()
 
-    def lap(self, phase: Phase) -> None:
-        """End `phase`."""
+    def lap(self, phase: Phase) -> float:
+        """End `phase`; its seconds since the last lap."""
         now = time.perf_counter()
-        self._seconds[phase] += now - self._mark
-        self._mark = now
+        seconds, self._mark = now - self._mark, now
+        self._seconds[phase] += seconds
+        return seconds
 
     def add(self, phase: Phase, seconds: float) -> None:
         """Of the time since the last lap, `seconds` were a phase's; the next lap gets the rest."""
         self._seconds[phase] += seconds
         self._mark += seconds
-
-    def of(self, phase: Phase) -> float:
-        """A phase's seconds so far."""
-        return self._seconds[phase]
 
     def read(self) -> PhaseSeconds:
         """All seconds so far."""

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from fledge.base.errors import EngineError
-
-PADDING_PAGE = 0
+from fledge.target.batch import PADDING_PAGE
 
 
 class PagePool:

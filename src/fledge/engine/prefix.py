@@ -14,7 +14,8 @@ target's and the head's states are those of a prefill from the start: a hit cost
 Only full pages that are entirely committed are shared, and rounds write beyond the committed length only, so what
 others read of a shared page is never written again. Pages the head hasn't written (`with_head` False), because the
 request doesn't speculate or its head has fallen behind, serve requests that don't speculate; the others too, where
-running them again for the head would cost more than it saves: their heads' histories begin behind (see `carried.py`).
+running them again for the head would cost more than it saves: their heads' histories begin behind (see
+`drafters/eagle.py`).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class PrefixCache:
         return self._keys(request, request.prefill_length)
 
     def insert(self, request: Request, written: int) -> None:
-        """Offer a request's full pages to others; the target has written `written` indices, the head `head_written`.
+        """Offer a request's full pages to others; the target has written `written` indices.
 
         Where another request has offered the same tokens before, its page takes the place of this request's own, unless
         the head isn't done with that; so call this only while no page table on the device holds the request's pages, or
@@ -81,7 +82,7 @@ class PrefixCache:
         for number in range(request.shared_pages, len(keys)):
             key, page = keys[number], request.pages[number]
             entry = self._entries.get(key)
-            with_head = not self._heads or (number + 1) * self._pool.page_size <= request.head_written
+            with_head = not self._heads or (number + 1) * self._pool.page_size <= request.draft.written
             if entry is not None and (entry.with_head or not with_head):
                 if with_head:
                     self._use_instead(request, number, entry.page)

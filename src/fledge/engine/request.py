@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from fledge.engine.drafters.progress import DraftProgress
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseSeconds
@@ -115,14 +116,9 @@ class Request:
     cached_tokens: int = 0  # the same for the prompt, when it was first prefilled
     prefilled: int = 0  # tokens of `context` whose KV is written
     prefill_length: int = 0  # len(context) when prefill started
-    # What the head has seen of it (see `carried.py`).
-    head_start: int = 0  # positions before it are none of the head's: its history began behind them
-    head_written: int = 0  # positions from the first on that the head's KV holds without a gap
-    head_follows: bool = False  # the running batch has all the head needs to go on from there
-    head_pending: int = 0  # positions the head was behind after the last round the host knows of
-    head_restarted: bool = False  # by then its KV had a gap
-    # What tasks in flight will emit.
-    flying_least: int = 0  # tokens at least,
+    draft: DraftProgress = field(default_factory=DraftProgress)  # what its drafter has written of it
+    # What is in flight will emit so many tokens:
+    flying_least: int = 0  # at least,
     flying_most: int = 0  # and at most
     # For its statistics.
     submitted: float = field(default_factory=time.perf_counter)
@@ -149,13 +145,18 @@ class Request:
         return self.prompt_ids[start:] + self.output_ids[: stop - prompt]
 
     @property
+    def draft_start(self) -> int:
+        """Positions before it are none of the drafter's."""
+        return self.draft.start
+
+    @property
     def length(self) -> int:
         """Tokens of prompt and answer together."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def ends_in_flight(self) -> bool:
-        """True if tasks in flight will bring the last token in any case."""
+        """True if what is in flight will bring the last token in any case."""
         return len(self.output_ids) + self.flying_least >= self.params.max_tokens
 
     @property
@@ -164,12 +165,12 @@ class Request:
         return self.params.min_tokens > 0 and bool(self.stop_ids)
 
     def take_off(self, least: int, most: int) -> None:
-        """A task that will emit so many tokens for it is put on the lane; `land` is called when it is done."""
+        """What is launched will emit so many tokens for it; `land` is called when its result is taken."""
         self.flying_least += least
         self.flying_most += most
 
     def land(self, least: int, most: int) -> None:
-        """Such a task is done."""
+        """Such a result is taken."""
         self.flying_least -= least
         self.flying_most -= most
 
@@ -180,8 +181,8 @@ class Request:
 
     def restart(self) -> None:
         """Forget the KV (the pages are gone already); prompt and answer so far are prefilled again."""
-        self.prefilled = self.prefix_tokens = self.shared_pages = self.head_written = self.head_pending = 0
-        self.head_restarted = False
+        self.prefilled = self.prefix_tokens = self.shared_pages = 0
+        self.draft = DraftProgress()
         self.prefill_length = self.length
         self.preemptions += 1
 

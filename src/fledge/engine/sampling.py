@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fledge.draft.race import HEAD_TEMPERATURE, Draws, truncation_threshold, unit_times
-from fledge.engine import native_tree
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -75,8 +74,6 @@ def coins(key: Tensor, position: Tensor) -> Tensor:
 
     Coin p of a key is output p + 1 of splitmix64 started at the key, so that every backend sees the same number.
     """
-    if key.shape == position.shape and key.dim() == 1 and native_tree.runs_here(key):
-        return native_tree.coins(key, position.to(torch.int64))
     z = key + (position.to(torch.int64) + 1) * _signed(_GOLDEN)
     z = (z ^ _shift_right(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shift_right(z, 27)) * _signed(_MIX_2)

@@ -3,19 +3,17 @@
     submit -> waiting -> prefilling -> running -> (leaving) -> done
                  ^------- preempted ------'
 
-`running` is in the order of the rows of `RunningBatch`: row b of every carried tensor belongs to `running[b]`, once the
-lane has come so far (see `lane.py`): what is decided here reaches the batch in order, before the next round.
+`running` is in the order of the rows of `RunningBatch`: row b of every carried tensor belongs to `running[b]`. What is
+decided here reaches the batch in order, before the next round.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import takewhile
 
-from fledge.engine.carried import RunningBatch
-from fledge.engine.lane import Lane
+from fledge.engine.batch import RunningBatch
 from fledge.engine.pool import PagePool
 from fledge.engine.prefill import PrefillChunk
 from fledge.engine.prefix import Match, PrefixCache
@@ -39,7 +37,6 @@ class Scheduler:
         self,
         pool: PagePool,
         batch: RunningBatch,
-        lane: Lane,
         *,
         max_batch: int,
         window: int,
@@ -48,12 +45,11 @@ class Scheduler:
         busy_prefill_rows: int,
         prefix: PrefixCache | None,
         rereads: Rereads,
-        forget: Callable[[Sequence[int]], Callable[[], object]] | None = None,
+        forget: Callable[[Sequence[int]], None],
     ) -> None:
-        """`forget`: makes a call that clears pages, to be run on the lane before they get a new owner."""
+        """`forget`: clears pages before they get a new owner."""
         self.pool = pool
         self.batch = batch
-        self.lane = lane
         self.prefix = prefix
         self._rereads, self._forget = rereads, forget
         self.max_batch = max_batch
@@ -101,7 +97,7 @@ class Scheduler:
         return True
 
     def start_running(self, request: Request) -> None:
-        """Move a request whose prompt is done to the running ones; its row is appended on the lane."""
+        """Move a request whose prompt is done to the running ones; its row is appended when the prompt has run."""
         self.prefilling.remove(request)
         request.row = len(self.running)
         self.running.append(request)
@@ -114,19 +110,17 @@ class Scheduler:
             self.prefilling.remove(request)
         self.leaving.append(request)
 
-    def offer_prefix(self, chunk: PrefillChunk, *, head: bool) -> None:
-        """Let others begin with what a prefilling request has written; `head`: the head has run over it, too."""
+    def offer_prefix(self, chunk: PrefillChunk, *, read: bool) -> None:
+        """Let others begin with what a prefilling request has written; `read`: its drafter has read it, too."""
         request = chunk.request
-        request.head_follows = request.speculate and request.head_written == chunk.start
-        if head and request.head_follows:
-            request.head_written = chunk.stop
+        request.draft.prefill(chunk.start, chunk.stop, read=read, speculate=request.speculate)
         if self.prefix is not None:
             self.prefix.insert(request, chunk.stop)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is, and free all it holds; the prefix cache keeps what is worth keeping.
 
-        A round in flight may still write the request's window, but no one else's (see `lane.py`).
+        A round in flight may still write the request's window, but no one else's (see `flight.py`).
         """
         joined = request.row >= 0 or request in self.leaving
         if request.row >= 0:
@@ -136,10 +130,10 @@ class Scheduler:
                 queue.remove(request)
         if request.prefilled == request.prefill_length:
             written = max(request.prefilled, request.length - 1)
-            if joined and request.head_follows and not request.head_restarted:
-                # Pages may have been offered without what the head has written since.
-                request.shared_pages = min(request.shared_pages, request.head_written // self.pool.page_size)
-                request.head_written = written - request.head_pending
+            before = request.draft.written
+            if joined and request.draft.end(written):
+                # Pages may have been offered without what the drafter has written since.
+                request.shared_pages = min(request.shared_pages, before // self.pool.page_size)
             if self.prefix is not None:
                 self.prefix.insert(request, written)
         self.pool.release(request.pages)
@@ -204,8 +198,8 @@ class Scheduler:
         pool.share(request.pages, found)
         request.shared_pages = len(found)
         request.prefilled = request.prefix_tokens = len(found) * pool.page_size
-        request.head_start = 0 if with_head == len(found) else request.prefix_tokens
-        request.head_written = request.prefix_tokens if request.speculate and not request.head_start else 0
+        seen = with_head == len(found)
+        request.draft.admit(request.prefix_tokens, seen=seen, speculate=request.speculate)
         if not request.preemptions:  # later it finds what it has written itself, too
             request.cached_tokens = request.prefix_tokens
         self.hit_tokens += request.prefix_tokens
@@ -238,7 +232,7 @@ class Scheduler:
         return sum(1 for _ in takewhile(filling.__contains__, missing))
 
     def _needs(self, request: Request) -> int:
-        """KV indices the next round may use, whatever the tasks in flight bring."""
+        """KV indices the next round may use, whatever is in flight brings."""
         return request.length - 1 + request.flying_most + self.window
 
     def _reserve(self, request: Request) -> bool:
@@ -246,7 +240,7 @@ class Scheduler:
         if not self._add_pages(request, self._needs(request)):
             return False
         if len(request.pages) > held:
-            self.lane.defer(self.batch.page_entry(request.row, held, request.pages))
+            self.batch.enter_pages(request.row, held, request.pages[held:])
         return True
 
     def _add_pages(self, request: Request, tokens: int) -> bool:
@@ -254,13 +248,13 @@ class Scheduler:
         held = len(request.pages)
         if not self.pool.reserve(request.pages, tokens):
             return False
-        if self._forget is not None and len(request.pages) > held:
-            self.lane.defer(self._forget(request.pages[held:]))
+        if len(request.pages) > held:
+            self._forget(request.pages[held:])
         return True
 
     def _leave_batch(self, request: Request) -> None:
-        """Take a request out of the batch; the last row takes its place, here and on the lane."""
-        self.lane.defer(partial(self.batch.remove, request.row))
+        """Take a request out of the batch; the last row takes its place."""
+        self.batch.remove(request.row)
         moved = self.running.pop()
         if moved is not request:
             self.running[request.row] = moved

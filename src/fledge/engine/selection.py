@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.engine.guided import GuidedDrafts
 from fledge.engine.logprobs import LogprobRows
 from fledge.engine.penalties import LogitEdits, TokenCounts
 from fledge.engine.request import Request
@@ -55,9 +54,8 @@ class SelectionRows:
         # By requests, rows to each, and whether some are filtered.
         self._settled: dict[tuple[int, int, bool], RowSampling] = {}
 
-    def append(self, request: Request, bonus: Tensor) -> None:
+    def append(self, row: int, request: Request, pages: Sequence[int], bonus: Tensor) -> None:
         """A row for a request; its answer up to and with `bonus` [] int64 is counted."""
-        row = len(self._requests)
         self._requests.append(request)
         if request.grammar is not None:
             self._followers[request.id] = request.grammar.after([*_prefilled(request), int(bonus)])
@@ -68,12 +66,14 @@ class SelectionRows:
             self._counts.generated[row, bonus] += 1
         self._changed()
 
-    def remove(self, row: int) -> None:
+    def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
+        """Pages change nothing."""
+
+    def remove(self, row: int, last: int) -> None:
         """Take a row out; the last row moves into its place."""
         if self._followers:
             self._followers.pop(self._requests[row].id, None)
         moved = self._requests.pop()
-        last = len(self._requests)
         if row != last:
             self._requests[row] = moved
             if self._counts is not None and moved.params.penalizes:
@@ -126,12 +126,10 @@ class SelectionRows:
             self._drawing = Drawing(rows.filters, rows.seed_key)
         return self._drawing
 
-    def guided(self) -> GuidedDrafts | None:
-        """What keeps a round's drafts within the grammars of structured outputs; None if no request has one."""
-        if not self._followers:
-            return None
-        rows = enumerate(self._requests)
-        return GuidedDrafts({row: self._followers[one.id] for row, one in rows if one.id in self._followers})
+    def followers(self) -> dict[int, Follower]:
+        """By row, what follows answers with structured outputs."""
+        rows = enumerate(self._requests if self._followers else ())
+        return {row: self._followers[one.id] for row, one in rows if one.id in self._followers}
 
     def count(self, tokens: Tensor, emits: Tensor | None) -> None:
         """Count what a round emitted: the first `emits` [B] (None: all) of `tokens` [B, W]."""

@@ -1,4 +1,4 @@
-"""Shapes of draft trees: what a shape is, which ones the planner chooses from, and what came of each."""
+"""Shapes of draft trees: what a shape is, and which ones the planner chooses from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fledge.native.abi import MOST_NODES
 MAX_DEPTH = 8
 MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
-NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 
 
 @dataclass(frozen=True, order=True)
@@ -56,9 +55,9 @@ class TreeShape:
         """Nodes that are proposed, of which the best become the tree."""
         return (self.topk + self.expanded * self.topk if self.depth else 0) + self.lookup
 
-    def cut(self, levels: int, nodes: int) -> TreeShape:
-        """The shape of a tree that stopped after `levels` levels and was cut to `nodes` nodes."""
-        return _cut(self, levels, nodes)
+    def cut(self, levels: int | None = None, nodes: int | None = None) -> TreeShape:
+        """The shape of a tree that stopped after `levels` levels and was cut to `nodes` nodes; None: all."""
+        return _cut(self, self.depth if levels is None else levels, self.nodes if nodes is None else nodes)
 
     @property
     def reach(self) -> int:
@@ -89,22 +88,6 @@ def _cut(shape: TreeShape, levels: int, nodes: int) -> TreeShape:
     return TreeShape(min(levels, most), shape.topk, nodes, min(shape.lookup, most)) if most else PLAIN
 
 
-@dataclass
-class PlannedShape:
-    """What rounds of one shape brought."""
-
-    shape: TreeShape
-    rounds: int = 0
-    requests: int = 0  # summed over the rounds
-    tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def tau(self) -> float:
-        """Tokens per round and request."""
-        return self.tokens / self.requests if self.requests else 1.0
-
-
 @functools.cache
 def deepest(topk: int, lookup: int) -> TreeShape:
     """The largest tree of this width."""
@@ -116,10 +99,3 @@ def deepest(topk: int, lookup: int) -> TreeShape:
 def lookup_alone(lookup: int) -> TreeShape:
     """The largest tree of a round without the head: a chain of prompt lookup's tokens."""
     return TreeShape(0, 1, lookup + 1, lookup)
-
-
-@functools.cache
-def trees(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
-    """The trees of this depth and width, of no more candidates than the `known` whose probabilities are tracked."""
-    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
-    return tuple(TreeShape(depth, topk, nodes) for nodes in NODES if depth < nodes <= limit)

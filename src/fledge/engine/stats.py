@@ -6,7 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fledge.engine.phases import PhaseSeconds
-from fledge.engine.shapes import PlannedShape, TreeShape
+from fledge.engine.shapes import TreeShape
+
+
+@dataclass
+class PlannedShape:
+    """What rounds of one shape brought."""
+
+    shape: TreeShape
+    rounds: int = 0
+    requests: int = 0  # summed over the rounds
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round and request."""
+        return self.tokens / self.requests if self.requests else 1.0
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """CPU kernels: matrix products, tree attention, whole forwards and whole rounds in C++, compiled where they run.
 
 They are compiled with the system's C++ compiler on first use (build.py) and called through ctypes: abi.py has the C
-structures; ops.py, `target/cpu.py`, `draft/cpu.py` and `engine/native_*.py` make the calls. One rule holds throughout:
-every sum runs in one fixed order, so a row's result never depends on the rows beside it. Read the C++ from the bottom
-up:
+structures; ops.py, `target/cpu.py`, `draft/cpu.py` and `engine/rounds/native.py` make the calls. One rule holds
+throughout: every sum runs in one fixed order, so a row's result never depends on the rows beside it. Read the C++ from
+the bottom up:
 
     arithmetic   vector_math.h      bf16, exp, SiLU, RMS norm in AVX-512
                  threads.h          a team of threads: barriers, work stealing
@@ -21,10 +21,10 @@ up:
                  screen.h           a row's token without reading all of the lm_head
                  library.cpp        the other calls: starting, packing, moving KV, sampling
                  abi.cpp            sizes of the structures, checked when the library is loaded
-    rounds       round.h            what the calls of a round take and write
+    rounds       round.h            what the call of a round takes and writes
                  round.cpp          draft -> verify -> accept -> extend in one call
-                 draft.cpp          draft (headless.cpp: plain rounds and lookup's)
-                 tree.h             work on the host between forwards: tree.cpp, lookup.cpp, carried.cpp
+                 draft.cpp          draft
+                 tree.h             trees on the host, between forwards: tree.cpp, lookup.cpp
 
 docs/kernels.md says what each step brought. tests/native holds what protects them, AMX on other processors included.
 """

@@ -18,7 +18,7 @@ const Mirrored* fledge_mirrored() {
       SIZE_OF(Shape), SIZE_OF(Layer), SIZE_OF(Batch),
       SIZE_OF(Decoder), SIZE_OF(DecoderOutputs), SIZE_OF(DraftHead), SIZE_OF(HeadOutputs),
       SIZE_OF(RoundModels), SIZE_OF(CarriedState), SIZE_OF(Drawing), SIZE_OF(DraftTerms), SIZE_OF(Drafts),
-      SIZE_OF(Recent), SIZE_OF(Accepted),
+      SIZE_OF(Recent), SIZE_OF(Hooks), SIZE_OF(Accepted),
       {"PAGE_SIZE", kPage}, {"MOST_NODES", kMostNodes}, {"MOST_THREADS", Team::kMaxThreads},
       {nullptr, 0},
   };

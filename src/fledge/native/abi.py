@@ -155,6 +155,12 @@ class Recent(Structure):
     _fields_ = [("tokens", c_void_p), ("features", c_void_p), ("kept", c_int64)]
 
 
+class Hooks(Structure):
+    """What a round calls of Python's; null: nothing. round.h."""
+
+    _fields_ = [(n, c_void_p) for n in ("allow", "verify")]
+
+
 class Accepted(Structure):
     """Where a call writes what a round accepted. round.h."""
 
@@ -167,7 +173,7 @@ class Accepted(Structure):
 
 STRUCTURES = (
     *(Shape, Layer, Batch, Decoder, DecoderOutputs, DraftHead, HeadOutputs),
-    *(RoundModels, CarriedState, Drawing, DraftTerms, Drafts, Recent, Accepted),
+    *(RoundModels, CarriedState, Drawing, DraftTerms, Drafts, Recent, Hooks, Accepted),
 )
 LIMITS = {"PAGE_SIZE": PAGE_SIZE, "MOST_NODES": MOST_NODES, "MOST_THREADS": MOST_THREADS}
 

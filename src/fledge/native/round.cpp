@@ -1,6 +1,7 @@
-// A speculative round in one call, and extend in one of its own, where no request wants logits.
+// A round in one call.
 #include "round.h"
 
+#include <cstring>
 #include <numeric>
 
 using namespace fledge;
@@ -12,45 +13,17 @@ struct Scratch {  // of the thread that runs rounds
   TargetRows target;
   Paths paths;
   std::vector<int32_t> wanted;
-  std::vector<int64_t> after, kept;
-  std::vector<float> worth;
+  std::vector<int64_t> after;
 };
 thread_local Scratch s;
 
-}  // namespace
-
-extern "C" {
-
-// See `speculative_round` in round.py.
-void fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms* t, const Drawing* draws, Drafts* made,
-                  Accepted* out) {
-  auto begun = std::chrono::steady_clock::now();
-  fledge_draft(m, c, t, draws, made);
-  int64_t depth = std::min(made->levels, made->nodes - 1), copied = std::min(t->lookup, made->nodes - 1);
-  bool chains = !depth || (t->topk == 1 && !copied);
-  Trees trees = trees_of({*made, c->requests, t->lookup}, *t, std::max(depth, copied) + 1, chains);
-  out->draft = seconds_since(begun);
-  begun = std::chrono::steady_clock::now();
-  s.target.run(*m, *c, *draws, trees);
-  out->verify = seconds_since(begun);
-  begun = std::chrono::steady_clock::now();
-  s.paths.accept(*c, trees, s.target.answers, out);
-  out->accept = seconds_since(begun);
-  fledge_extend(m, c, draws, s.paths.emits.data(), out->path, s.paths.emitted.data(), trees.first,
-                s.target.features.data(), trees.width, trees.masks != nullptr);
-}
-
-// See `extend` in round.py: paths [B, width] through the verify's rows, whose `features` are given. `move`: the nodes'
-// keys and values may be elsewhere than they belong.
-void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* draws, const int64_t* emits,
-                   const int64_t* path, const int64_t* emitted, const int64_t* first_row, const bf16* features,
-                   int64_t width, int64_t move) {
-  int64_t requests = c->requests;
+// Makes the accepted paths, as laid out, part of the committed length: in the target's KV, and by a forward in the
+// head's. `move`: the nodes' keys and values may be elsewhere than they belong.
+void extend(const RoundModels& m, const CarriedState& c, const Drawing& draws, const bf16* features, bool move) {
   Paths& paths = s.paths;
-  paths.lay_out(*c, emits, path, emitted, first_row, width);
-  int64_t rows = paths.rows();
+  int64_t requests = c.requests, rows = paths.rows();
   if (move)
-    fledge_move_kv(m->kv, m->layers, m->pages, m->kv_heads, m->head_dim, paths.from.data(), paths.to.data(), rows);
+    fledge_move_kv(m.kv, m.layers, m.pages, m.kv_heads, m.head_dim, paths.from.data(), paths.to.data(), rows);
   s.head.row_start = paths.row_start;
   s.head.tokens = paths.tokens;
   s.head.positions = paths.positions;
@@ -58,106 +31,153 @@ void fledge_extend(const RoundModels* m, const CarriedState* c, const Drawing* d
   HeadOutputs out{};
   out.logit_rows = s.wanted.data();
   out.count = requests;
-  out.k = c->topk;
+  out.k = c.topk;
   out.features = features;
-  out.token_ids = c->first_token_ids;
-  out.log_probs = c->first_log_probs;
-  out.hidden = c->hidden;
+  out.token_ids = c.first_token_ids;
+  out.log_probs = c.first_log_probs;
+  out.hidden = c.hidden;
   out.feature_rows = paths.source.data();
   s.after.resize(requests);
   for (int64_t b = 0; b < requests; ++b) s.after[b] = paths.positions[paths.last[b]] + kAhead;
-  s.head.sample(*draws, requests, 1, s.after, &out);
-  for (int32_t& position : s.head.positions) position = std::min<int32_t>(position, m->last_position);
-  s.head.run(*m, *c, rows, 0, nullptr, out);
-  fledge_advance(emits, emitted, c->length, c->bonus, c->history, requests, width, c->known);
+  s.head.sample(draws, requests, 1, s.after, &out);
+  for (int32_t& position : s.head.positions) position = std::min<int32_t>(position, m.last_position);
+  s.head.run(m, c, rows, 0, nullptr, out);
+}
+
+// Keeps what a head needs to catch up on the accepted paths, as laid out: position p in column p % kept.
+void keep(const RoundModels& m, const CarriedState& c, const Recent& recent, const bf16* features) {
+  const Paths& paths = s.paths;
+  int64_t bytes = 3 * m.target->shape.hidden * sizeof(bf16);
+  for (int64_t b = 0; b < c.requests; ++b)
+    for (int64_t r = paths.row_start[b]; r < paths.row_start[b + 1]; ++r) {
+      int64_t to = b * recent.kept + paths.positions[r] % recent.kept;
+      recent.tokens[to] = paths.tokens[r];
+      std::memcpy(recent.features + to * bytes, reinterpret_cast<const char*>(features) + paths.source[r] * bytes, bytes);
+    }
+}
+
+// The accepted tokens become part of the requests. What lies beyond a history goes to its last place.
+void advance(const CarriedState& c, int64_t width) {
+  for (int64_t b = 0; b < c.requests; ++b) {
+    const int64_t* emitted = &s.paths.emitted[b * width];
+    for (int64_t n = 0; c.known && n < width; ++n)
+      c.history[b * c.known + std::min(c.length[b] + 1 + n, c.known - 1)] = static_cast<int32_t>(emitted[n]);
+    c.length[b] += static_cast<int32_t>(s.paths.emits[b]);
+    c.bonus[b] = emitted[s.paths.emits[b] - 1];
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// See `TorchRounds.decode`.
+int fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms* t, const Drawing* draws,
+                 const Recent* recent, const Hooks* hooks, Drafts* made, Accepted* out) {
+  auto begun = std::chrono::steady_clock::now();
+  if (int failed = draft(*m, *c, *t, *draws, *hooks, made)) return failed;
+  DraftArrays trees{*made, c->requests, *t};
+  out->draft = seconds_since(begun);
+  begun = std::chrono::steady_clock::now();
+  bool follows = t->depth > 0;
+  if (hooks->verify) {
+    if (int failed = s.target.ask(*hooks, trees)) return failed;
+  } else {
+    s.target.run(*m, *c, *draws, trees, follows || recent->tokens);
+  }
+  out->verify = seconds_since(begun);
+  begun = std::chrono::steady_clock::now();
+  s.paths.accept(trees, s.target.answers, out);
+  s.paths.lay_out(*c, trees, out->path);
+  out->accept = seconds_since(begun);
+  if (follows) extend(*m, *c, *draws, s.target.features, !trees.chains());
+  else if (recent->tokens) keep(*m, *c, *recent, s.target.features);
+  advance(*c, out->width);
+  return 0;
 }
 
 }  // extern "C"
 
 namespace fledge {
 
-void share_out(const CarriedState& c, const DraftTerms& t, const float* scores, const int64_t* depths,
-               int64_t candidates, int64_t* counts) {
-  std::fill_n(counts, c.requests, t.nodes - 1);
-  if (!t.calibration) return;
-  s.worth.assign(scores, scores + c.requests * candidates);
-  for (int64_t b = 0; t.speculates && b < c.requests; ++b)
-    if (!t.speculates[b]) std::fill_n(&s.worth[b * candidates], candidates, kNever);
-  std::vector<float> calibration;
-  if (depths) calibration.assign(t.calibration, t.calibration + 1 + std::max(t.depth, t.lookup));
-  fledge_share_out(s.worth.data(), depths ? calibration.data() : nullptr, depths, t.known, t.costs, counts, c.requests,
-                   candidates, t.nodes - 1, t.points);
-}
-
-void lay_out_verify(const CarriedState& c, const DraftTerms& t, Drafts* made) {
-  DraftArrays a{*made, c.requests, t.lookup};
-  s.kept.assign(a.counts(), a.counts() + c.requests);
-  for (int64_t& count : s.kept) ++count;
-  made->rows = std::accumulate(s.kept.begin(), s.kept.end(), int64_t(0));
-  fledge_some_rows(s.kept.data(), a.row_start(), a.first(), a.picked(), c.requests, made->nodes);
-  fledge_verify_rows(a.token_ids(), a.depths(), a.masks(), c.length, a.picked(), a.tokens(), a.positions(),
-                     a.row_masks(), made->rows, made->nodes);
-}
-
-void TargetRows::run(const RoundModels& m, const CarriedState& c, const Drawing& d, const Trees& t,
+void TargetRows::run(const RoundModels& m, const CarriedState& c, const Drawing& d, const DraftArrays& t,
                      bool with_features) {
-  int64_t rows = t.rows;
+  int64_t rows = t.made.rows;
   chosen.resize(rows);
-  features.resize(with_features ? rows * 3 * m.target->shape.hidden : 0);
+  held.resize(with_features ? rows * 3 * m.target->shape.hidden : 0);
+  features = held.data();
   positions.resize(rows);
-  for (int64_t r = 0; r < rows; ++r) positions[r] = std::min<int32_t>(t.positions[r], m.last_position);
+  for (int64_t r = 0; r < rows; ++r) positions[r] = std::min<int32_t>(t.positions()[r], m.last_position);
   offset.assign(c.requests, 0);
   DecoderOutputs out{};
   out.count = rows;
   out.chosen = chosen.data();
-  out.features = with_features ? features.data() : nullptr;
+  out.features = with_features ? held.data() : nullptr;
   if (d.filters) {
     filters.resize(rows * 4);
-    keys.resize(rows);
-    after.resize(rows);
     coins.resize(rows);
     for (int64_t r = 0; r < rows; ++r) {
-      int64_t b = t.picked[r] / t.nodes;
+      int64_t b = t.picked()[r] / t.made.nodes;
       std::copy_n(d.filters + b * 4, 4, &filters[r * 4]);
-      keys[r] = d.keys[b];
-      after[r] = t.positions[r] + 1;
+      coins[r] = coin(d.keys[b], t.positions()[r] + 1);
     }
-    fledge_coins(keys.data(), after.data(), coins.data(), rows);
     out.filters = filters.data();
     out.coins = coins.data();
   }
   Batch batch{static_cast<int>(rows), static_cast<int>(c.requests), static_cast<int>(c.pages),
-              t.tokens, positions.data(), t.row_start, c.length, offset.data(), c.page_table,
-              reinterpret_cast<const uint64_t*>(t.masks)};
+              t.tokens(), positions.data(), t.row_start(), c.length, offset.data(), c.page_table,
+              t.chains() ? nullptr : reinterpret_cast<const uint64_t*>(t.row_masks())};
   fledge_decoder_forward(m.target, &batch, m.kv, m.pages, &out);
-  answers.assign(c.requests * t.nodes, -1);
-  for (int64_t r = 0; r < rows; ++r) answers[t.picked[r]] = chosen[r];
+  spread(t);
 }
 
-void Paths::accept(const CarriedState& c, const Trees& t, const std::vector<int64_t>& answers, Accepted* out) {
-  emits.resize(c.requests);
-  emitted.resize(c.requests * t.width);
-  fledge_accept(t.token_ids, t.parents, t.depths, answers.data(), t.speculates, emits.data(), out->path, emitted.data(),
-                c.requests, t.nodes, t.width);
-  for (int64_t b = 0; b < c.requests; ++b) {
-    int64_t* to = out->emitted + b * (1 + t.width);
+int TargetRows::ask(const Hooks& hooks, const DraftArrays& t) {
+  chosen.resize(t.made.rows);
+  if (int failed = hooks.verify(chosen.data(), &features)) return failed;
+  spread(t);
+  return 0;
+}
+
+void TargetRows::spread(const DraftArrays& t) {
+  answers.assign(t.requests * t.made.nodes, -1);
+  for (int64_t r = 0; r < t.made.rows; ++r) answers[t.picked()[r]] = chosen[r];
+}
+
+void Paths::accept(const DraftArrays& t, const std::vector<int64_t>& answers, Accepted* out) {
+  int64_t width = out->width = t.width();
+  emits.resize(t.requests);
+  emitted.resize(t.requests * width);
+  for (int64_t b = 0; b < t.requests; ++b) {
+    bool speculates = !t.t.speculates || t.t.speculates[b];
+    emits[b] = accept_path(t.tree(b), &answers[b * t.made.nodes], t.made.nodes, speculates, width,
+                           out->path + b * width, &emitted[b * width]);
+    int64_t* to = out->emitted + b * (1 + width);
     to[0] = emits[b];
-    std::copy_n(&emitted[b * t.width], t.width, to + 1);
+    std::copy_n(&emitted[b * width], width, to + 1);
   }
-  out->width = t.width;
 }
 
-void Paths::lay_out(const CarriedState& c, const int64_t* emits, const int64_t* path, const int64_t* emitted,
-                    const int64_t* first_row, int64_t width) {
-  int64_t rows = std::accumulate(emits, emits + c.requests, int64_t(0));
-  row_start.resize(c.requests + 1);
-  last.resize(c.requests);
-  positions.resize(rows);
-  tokens.resize(rows);
-  for (std::vector<int64_t>* of : {&source, &from, &to}) of->resize(rows);
-  fledge_path_rows(emits, path, emitted, c.length, first_row, c.page_table, row_start.data(), last.data(),
-                   positions.data(), tokens.data(), source.data(), from.data(), to.data(), c.requests, width, c.pages,
-                   kPage);
+void Paths::lay_out(const CarriedState& c, const DraftArrays& t, const int64_t* path) {
+  int64_t width = t.width();
+  row_start.assign(1, 0);
+  last.clear();
+  positions.clear();
+  tokens.clear();
+  for (std::vector<int64_t>* of : {&source, &from, &to}) of->clear();
+  for (int64_t b = 0; b < c.requests; ++b) {
+    const int32_t* pages = c.page_table + b * c.pages;
+    auto slot = [&](int64_t index) { return int64_t(pages[index / kPage]) * kPage + index % kPage; };
+    for (int64_t d = 0; d < emits[b]; ++d) {
+      int64_t node = path[b * width + d];
+      positions.push_back(static_cast<int32_t>(c.length[b] + d));
+      tokens.push_back(static_cast<int32_t>(emitted[b * width + d]));
+      source.push_back(t.first()[b] + node);
+      from.push_back(slot(c.length[b] + node));
+      to.push_back(slot(c.length[b] + d));
+    }
+    row_start.push_back(static_cast<int32_t>(rows()));
+    last.push_back(rows() - 1);
+  }
 }
 
 void HeadRows::run(const RoundModels& m, const CarriedState& c, int64_t rows, int64_t at, const int64_t* mask,
@@ -175,14 +195,12 @@ void HeadRows::sample(const Drawing& d, int64_t requests, int64_t width, const s
                       HeadOutputs* out) {
   if (!d.filters) return;
   filters.resize(requests * width * 4);
-  keys.resize(requests * width);
   coins.resize(requests * width);
   for (int64_t r = 0; r < requests * width; ++r) {
     std::copy_n(d.filters + r / width * 4, 4, &filters[r * 4]);
     filters[r * 4] *= kHeadTemperature;
-    keys[r] = d.keys[r / width];
+    coins[r] = coin(d.keys[r / width], at[r]);
   }
-  fledge_coins(keys.data(), at.data(), coins.data(), requests * width);
   out->filters = filters.data();
   out->coins = coins.data();
 }

@@ -1,8 +1,10 @@
-// A round in C++: what its calls take and write, and forwards of target and head over its rows.
+// A round in C++: what its one call takes and writes, and forwards of target and head over its rows.
 //
-// fledge_round (round.cpp) is a whole speculative round, draft -> verify -> accept -> extend, of which fledge_draft
-// (draft.cpp) and fledge_extend are calls of their own, too; headless.cpp has rounds without the head. They do what the
-// functions they name in engine/round.py do, bit for bit. native/abi.py mirrors the structs.
+//     fledge_round    grow a tree (draft.cpp), verify it, accept a path, let the head follow or remember for it
+//
+// A plain round is a tree of the root alone, a round of prompt lookup alone a tree without levels of the head. It does
+// what TorchRounds (engine/rounds/torch.py) does, bit for bit, where the tree has the same size. native/abi.py mirrors
+// the structs.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -56,7 +58,7 @@ struct Drafts {  // what a draft leaves, in room for the largest one; see `Draft
   int64_t levels, nodes, rows;
 };
 
-struct Recent {      // of B requests' latest positions, what a head that falls behind will need; see `fledge_keep`
+struct Recent {      // of B requests' latest positions, what a head that falls behind will need
   int64_t* tokens;   // [B, kept]; null: nothing is kept
   char* features;    // [B, kept, 3 * hidden] bf16
   int64_t kept;
@@ -69,10 +71,24 @@ struct Accepted {    // room for the deepest tree, filled end to end
   double draft, verify, accept;  // seconds
 };
 
-void fledge_draft(const RoundModels*, const CarriedState*, const DraftTerms*, const Drawing*, Drafts*);
-void fledge_extend(const RoundModels*, const CarriedState*, const Drawing*, const int64_t* emits, const int64_t* path,
-                   const int64_t* emitted, const int64_t* first_row, const fledge::bf16* features, int64_t width,
-                   int64_t move);
+// What Python does in the midst of a round. All but 0 returned ends the round there.
+//
+// Between draft levels. Level 0: the proposals of prompt lookup are known, and the carried candidates [B, K] of the first
+// level; they come back in order, best first. Then: the `children` [B * k, k] of the frontier, which has token `frontier`
+// [B * k], node by node, below the nodes `parents` [B * k] of the frontier before.
+using AllowHook = int (*)(int64_t level, const int64_t* frontier, const int64_t* parents, int64_t* children,
+                          float* log_probs);
+// The target over the R rows of the verify: writes what each chooses [R], and where their features [R, 3 * H] lie.
+using VerifyHook = int (*)(int64_t* chosen, const fledge::bf16** features);
+
+struct Hooks {  // null: nothing
+  AllowHook allow;
+  VerifyHook verify;
+};
+
+// Returns 0, or what a hook returned to end the round.
+int fledge_round(const RoundModels*, const CarriedState*, const DraftTerms*, const Drawing*, const Recent*,
+                 const Hooks*, Drafts*, Accepted*);
 
 }  // extern "C"
 
@@ -85,8 +101,8 @@ inline double seconds_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// Where the arrays of `Drafts` lie, each right behind the one before it: B requests, M proposed tokens, C candidates,
-// N nodes, R rows of the verify. So nodes and rows have to be set before what lies behind arrays of their size is
+// Where the arrays of `Drafts` lie, each right behind the one before it: B requests, M proposed tokens, C candidates at
+// most, N nodes, R rows of the verify. So nodes and rows have to be set before what lies behind arrays of their size is
 // asked for.
 //
 //     integers    proposed [B, M], matched [B], counts [B], token_ids, parents, depths and masks of the trees [B, N],
@@ -95,10 +111,12 @@ inline double seconds_since(std::chrono::steady_clock::time_point begun) {
 //     smalls      row_start [B + 1], tokens [R], positions [R]
 struct DraftArrays {
   const Drafts& made;
-  int64_t requests, lookup;  // B, M
+  int64_t requests;  // B
+  const DraftTerms& t;
 
+  int64_t candidates() const { return (t.depth ? t.topk + (t.depth - 1) * t.topk * t.topk : 0) + t.lookup; }
   int64_t* proposed() const { return made.integers; }
-  int64_t* matched() const { return proposed() + requests * lookup; }
+  int64_t* matched() const { return proposed() + requests * t.lookup; }
   int64_t* counts() const { return matched() + requests; }  // of nodes below the root
   int64_t* token_ids() const { return counts() + requests; }
   int64_t* parents() const { return token_ids() + all_nodes(); }
@@ -109,48 +127,42 @@ struct DraftArrays {
   int64_t* first() const { return row_masks() + made.rows; }  // row of each request
 
   float* rates() const { return made.floats; }  // log probabilities of the proposed
-  float* scores() const { return rates() + requests * lookup; }
-  float* log_probs(int64_t candidates) const { return scores() + requests * candidates; }
+  float* scores() const { return rates() + requests * t.lookup; }
+  float* log_probs() const { return scores() + requests * candidates(); }
 
   int32_t* row_start() const { return made.smalls; }
   int32_t* tokens() const { return row_start() + requests + 1; }
   int32_t* positions() const { return tokens() + made.rows; }
 
+  Nodes tree(int64_t request) const {
+    int64_t at = request * made.nodes;
+    return {token_ids() + at, parents() + at, depths() + at, masks() + at, log_probs() + at};
+  }
+  int64_t width() const {  // of their paths, at most
+    int64_t most = made.nodes - 1;
+    return std::max(std::min(made.levels, most), std::min(t.lookup, most)) + 1;
+  }
+  bool chains() const { return !made.levels || made.nodes == 1 || (t.topk == 1 && !std::min(t.lookup, made.nodes - 1)); }
+
  private:
   int64_t all_nodes() const { return requests * made.nodes; }
 };
 
-struct Trees {                                  // of N nodes for each of B requests, R of which are verified
-  const int64_t *token_ids, *parents, *depths;  // [B, N]
-  const int64_t *picked, *masks, *first;        // [R], which of all nodes; [R], null: chains; [B]
-  const int32_t *row_start, *tokens, *positions;
-  const bool* speculates;      // [B], null: all
-  int64_t nodes, rows, width;  // width: of their paths, at most
-};
-
-// The trees of a draft. `chains`: no node has two children.
-inline Trees trees_of(const DraftArrays& a, const DraftTerms& t, int64_t width, bool chains) {
-  return {a.token_ids(), a.parents(), a.depths(), a.picked(), chains ? nullptr : a.row_masks(), a.first(),
-          a.row_start(), a.tokens(), a.positions(), t.speculates, a.made.nodes, a.made.rows, width};
-}
-
-// How many nodes below the root each request gets: counts [B] by the candidates' scores [B, C], depths [C]. Null
-// depths: probabilities aren't calibrated.
-void share_out(const CarriedState&, const DraftTerms&, const float* scores, const int64_t* depths, int64_t candidates,
-               int64_t* counts);
-
-// Lays out the rows of the verify: each request's root, and `counts` nodes below it. Sets `made`'s rows.
-void lay_out_verify(const CarriedState&, const DraftTerms&, Drafts* made);
+// Grows a tree for each request, and lays out the rows of their verify (draft.cpp). Returns as fledge_round.
+int draft(const RoundModels&, const CarriedState&, const DraftTerms&, const Drawing&, const Hooks&, Drafts*);
 
 struct TargetRows {  // of a forward of the target over the rows of all trees
   std::vector<int64_t> answers;  // [B, N], what nodes choose, -1 where none was verified
-  std::vector<bf16> features;    // [R, 3 * hidden]
+  const bf16* features;          // [R, 3 * hidden]
 
-  void run(const RoundModels&, const CarriedState&, const Drawing&, const Trees&, bool with_features = true);
+  void run(const RoundModels&, const CarriedState&, const Drawing&, const DraftArrays&, bool with_features);
+  int ask(const Hooks&, const DraftArrays&);  // `verify` instead
 
  private:
+  std::vector<bf16> held;
   std::vector<int32_t> positions, offset;
-  std::vector<int64_t> keys, after, coins, chosen;
+  std::vector<int64_t> coins, chosen;
+  void spread(const DraftArrays&);  // what rows chose, over the trees' nodes
   std::vector<float> filters;
 };
 
@@ -160,15 +172,14 @@ struct Paths {  // the accepted ones, and their rows in a verify
   std::vector<int64_t> last, source, from, to;
 
   // Decided by what the trees' nodes chose; also written to `out`.
-  void accept(const CarriedState&, const Trees&, const std::vector<int64_t>& answers, Accepted* out);
-  void lay_out(const CarriedState&, const int64_t* emits, const int64_t* path, const int64_t* emitted,
-               const int64_t* first_row, int64_t width);
+  void accept(const DraftArrays&, const std::vector<int64_t>& answers, Accepted* out);
+  void lay_out(const CarriedState&, const DraftArrays&, const int64_t* path);
   int64_t rows() const { return static_cast<int64_t>(source.size()); }
 };
 
 struct HeadRows {  // of a forward of the head over rows of B requests
   std::vector<int32_t> tokens, positions, row_start, prefix, offset;
-  std::vector<int64_t> keys, coins;
+  std::vector<int64_t> coins;
   std::vector<float> filters;
 
   // Rows laid out by row_start, from window index `at` on: their tokens, at their positions.

@@ -17,18 +17,17 @@ the last rounds, so that no round waits for a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
-from fledge.engine.lookup import MatchRates
+from fledge.engine.drafters.proposal import MatchRates
+from fledge.engine.planner.acceptance import AcceptanceModel
 from fledge.engine.planner.cost import CostModel, Kind
-from fledge.engine.planner.plan import ConfidentPlan, RoundPlan
+from fledge.engine.planner.finished import FinishedRound
+from fledge.engine.planner.plan import RoundPlan, Terms
 from fledge.engine.planner.speed import Speeds, group_of
 from fledge.engine.shapes import MAX_DEPTH, PLAIN, TreeShape, deepest, lookup_alone
-
-if TYPE_CHECKING:
-    from fledge.engine.result import LateTrees, Trees
 
 # Factors on a kind's gain over plain decode, while it is the rule and while it isn't: a hysteresis.
 _STAY, _ENTER = (1.0, 1.0, 1.01), (1.0, 1.0, 0.97)  # by kind
@@ -61,28 +60,6 @@ _TUNED_ROUNDS = 32  # rounds of a batch size that follow the tuned tree
 _EARLY_ROUNDS, _LEARN_EVERY = (16, 16, 16), (8, 4, 4)  # by kind
 # Rounds with the head between searches for the best tree; there are more after 1, 2, 4, 8 and 16.
 _SEARCH_EVERY = 32
-
-
-class FinishedRound(NamedTuple):
-    """The outcome of a round of B requests."""
-
-    plan: RoundPlan | None
-    drafted: Trees | LateTrees | None  # None: nothing was proposed
-    rows: Sequence[Sequence[int]]  # [B], the number of tokens each request emitted, then the tokens
-    accepted: Sequence[int]  # accepted nodes below the root, for each request that speculates
-    seconds: float  # on the lane
-    catch_up: float  # of these, the head's catching up on earlier rounds
-    exposed: float  # seconds that the host has kept forwards waiting, since the engine's start
-
-    @property
-    def kind(self) -> Kind:
-        """The kind that its plan asked for."""
-        return Kind.PLAIN if self.plan is None else Kind.HEAD if self.plan.drafts else Kind.LOOKUP
-
-    @property
-    def tokens(self) -> int:
-        """Tokens it emitted."""
-        return len(self.rows) + sum(self.accepted)
 
 
 class Planner(Protocol):
@@ -229,8 +206,8 @@ class AdaptivePlanner:
                 self.match_rates.observe(drafted.proposal, done.rows)
             shape, levels, rows = drafted.shape, len(drafted.levels), drafted.rows
             if kind == Kind.HEAD:
-                speeds.acceptance.observe(done.accepted, drafted.masses)
-                speeds.acceptance.observe_levels(drafted.levels, MAX_DEPTH if self.confident else levels)
+                speeds.acceptance.observe(done.accepted, done.masses)
+                speeds.acceptance.observe_levels(done.levels, MAX_DEPTH if self.confident else levels)
         hopes = done.plan is not None and done.plan.hopes
         took = max(seconds - done.catch_up, 1e-9)
         rounds = speeds.learn(kind, requests, shape, levels, rows, tokens, took, costs_only=hopes)
@@ -337,21 +314,26 @@ class AdaptivePlanner:
         speeds = self.speeds
         gain = max(speeds.gain(one, requests) for one in self._kinds if one <= kind)
         extra = speeds.costs.extra(kind) if kind == Kind.HEAD else _LOOKUP_MARGIN
-        return ConfidentPlan(
-            bound,
-            self.match_rates,
-            requests,
-            gain * speeds.plain(requests) * extra / hope,
-            speeds.costs.hoped(requests) if self._head_rounds < _HOPING else speeds.costs.model,
-            speeds.acceptance,
-            hopes=hope > 1.0,
-        )
+        cost = speeds.costs.hoped(requests) if self._head_rounds < _HOPING else speeds.costs.model
+        price = gain * speeds.plain(requests) * extra / hope
+        decided = terms(bound, requests, price, cost, speeds.acceptance)
+        return RoundPlan(bound, self.match_rates, decided, hopes=hope > 1.0)
 
     def _size(self, requests: int) -> _Size:
         group = group_of(requests)
         if group not in self._sizes:
             self._sizes[group] = _Size()
         return self._sizes[group]
+
+
+def terms(
+    bound: TreeShape, requests: int, price: float, cost: CostModel, acceptance: AcceptanceModel
+) -> Terms:
+    """Of trees within `bound`; `price`: tokens that a second predicted by `cost` is worth."""
+    curve = cost.target
+    costs = [price * seconds for seconds in curve.seconds]
+    step = price * cost.head.at(requests * bound.topk)
+    return Terms(list(acceptance.calibration), list(acceptance.next_levels), curve.rows, costs, step)
 
 
 class _HostSeconds:

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from fledge.engine.planner.acceptance import AcceptanceModel
 from fledge.engine.planner.cost import CostModel, Kind, LearntCosts
-from fledge.engine.shapes import MAX_DEPTH, NODES, PLAIN, TOPKS, TreeShape, trees
+from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape
 
+_NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # of the trees that are compared
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _PROMISE_ROUNDS = 16  # rounds of a request that a promise is worth
 _FADE = (1.0, 0.99, 0.98)  # what a round leaves of those before it, by kind
@@ -134,7 +135,7 @@ class Speeds:
         """
         best, most = Promise(PLAIN, 1.0, 1.0), -math.inf
         cost = self.costs.hoped(requests)
-        verify = {nodes: cost.target.at(requests * nodes) for nodes in NODES}
+        verify = {nodes: cost.target.at(requests * nodes) for nodes in _NODES}
         for topk in self._topks:
             for depth in range(1, MAX_DEPTH + 1):
                 worth = self.acceptance.best_nodes(depth, topk).tolist()
@@ -147,3 +148,10 @@ class Speeds:
         return best._replace(
             seconds=likely.round_seconds(requests, best.shape) / max(likely.plain_seconds(requests), 1e-9)
         )
+
+
+@functools.cache
+def trees(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
+    """The trees of this depth and width, of no more candidates than the `known` whose probabilities are tracked."""
+    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
+    return tuple(TreeShape(depth, topk, nodes) for nodes in _NODES if depth < nodes <= limit)

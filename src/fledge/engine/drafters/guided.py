@@ -15,11 +15,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fledge.engine.lookup import Proposal
+from fledge.engine.drafters.proposal import Proposal
 from fledge.engine.structured import Follower
 
 _FORCED = math.log(0.9)  # forced text can be split in other ways, and the target may prefer one
 _MOST_FORBIDDEN = 0.99  # of the head's probability: what is left isn't certain then
+
+
+def guided(followers: Mapping[int, Follower]) -> GuidedDrafts | None:
+    """What keeps a round's drafts within the grammars; None if no request has one."""
+    return GuidedDrafts(followers) if followers else None
 
 
 class GuidedDrafts:

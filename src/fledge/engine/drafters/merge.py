@@ -21,9 +21,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.engine import native_tree
-from fledge.engine.lookup import Proposal
-from fledge.engine.native_tree import MergeState
+from fledge.engine.drafters.proposal import Proposal
+
+
+class MergeState(NamedTuple):
+    """Each request's proposal, M tokens, and how many of its tokens the tree has; `raised` moves it on."""
+
+    token_ids: Tensor  # [B, M] int64
+    log_probs: Tensor  # [B, M] float32
+    agreed: Tensor  # [B] int64: k, how many of its tokens the head proposed, too
+    number: Tensor  # [B] int64, the candidate that is the last of these; 0, the root, if there is none
+    score: Tensor  # [B] float32, that candidate's cumulative log probability
 
 
 class Slots(NamedTuple):
@@ -52,8 +60,6 @@ class ProposalMerge:
         """
         if level > self.state.token_ids.shape[1]:
             return scores
-        if native_tree.runs_here(scores):
-            return native_tree.raised(self.state, level, tokens, scores, parents, first)
         proposed, rates, agreed, number, reached = self.state
         rate = rates[:, level - 1, None]  # [B, 1]
         same = tokens == proposed[:, level - 1, None]
@@ -75,18 +81,10 @@ class ProposalMerge:
         )
         return torch.where(same, score[:, None], scores + others)
 
-    def covered(self, level: int) -> Tensor | None:
-        """[B]: cumulative probability of the proposal's token behind `level`; 0 where the two have parted before."""
-        _, rates, agreed, _, score = self.state
-        if level >= rates.shape[1]:
-            return None
-        return torch.where(agreed == level, (score + rates[:, level]).exp(), 0.0)
-
-    def slots(self, numbers: Tensor, candidates: int) -> Slots:
-        """The nodes that the head's `candidates` candidates lack; `numbers` [M] are 0 .. M - 1."""
-        if native_tree.runs_here(numbers):
-            return Slots(*native_tree.slots(self.state, candidates))
+    def slots(self, candidates: int) -> Slots:
+        """The nodes that the head's `candidates` candidates lack."""
         tokens, rates = self.state[:2]
+        numbers = torch.arange(tokens.shape[1], device=tokens.device)
         agreed, number, score = (column[:, None] for column in self.state[2:])
         empty = (numbers < agreed) | (tokens < 0)
         scores = score + rates.masked_fill(empty, 0.0).cumsum(1)

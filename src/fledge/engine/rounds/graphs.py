@@ -4,7 +4,7 @@ A round is hundreds of small kernels, and for a small target launching them take
 a round reads no value on the host and has fixed shapes, so that all of it can be recorded: draft, verify, accept,
 extend. Which kernels these are depends on a `RoundKey` alone. A replay reads the same memory as the recording did:
 
-    carried state, KV pools, layouts        are never allocated anew
+    carried state, KV pools                 are never allocated anew
     how tokens are chosen, who speculates,  are written to the same memory ("settled") when the batch has changed
     what lookup's matches are worth
 
@@ -12,19 +12,26 @@ extend. Which kernels these are depends on a `RoundKey` alone. A replay reads th
                      3      recorded, then replayed
                      4 ..   replayed
 
-What a replay leaves are the tensors of the recording. A lane copies them to the host before the next one.
+What a replay leaves are the tensors of the recording. They are copied to the host before the next one (`flight.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from fledge.base.errors import EngineError
+from fledge.engine.batch import RunningBatch
+from fledge.engine.drafters.drafter import Drafter
+from fledge.engine.phases import PhaseClock
+from fledge.engine.planner.plan import RoundPlan
+from fledge.engine.rounds.torch import Outcome, TorchRounds
+from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.shapes import TreeShape
 
 T = TypeVar("T")
@@ -37,7 +44,7 @@ class RoundKey(NamedTuple):
     """What a round's kernels depend on."""
 
     requests: int
-    shape: TreeShape | None  # None: a plain round
+    shape: TreeShape
     some_speculate: bool
     all_speculate: bool
     choice: str  # `SelectionRows.choice`
@@ -97,8 +104,8 @@ class RecordedRounds:
         self._kept: OrderedDict[RoundKey, Recording[Any]] = OrderedDict()
         self._launched: Counter[RoundKey] = Counter()
 
-    def run(self, key: RoundKey, work: Callable[[], T], again: Callable[[], None]) -> T:
-        """What `work`, a round of this key, returns. `again`: what it does on the host besides; called for replays."""
+    def run(self, key: RoundKey, work: Callable[[], T]) -> T:
+        """What `work`, a round of this key, returns."""
         if self._launched[key] < _LAUNCHED:
             self._launched[key] += 1
             return work()
@@ -109,7 +116,6 @@ class RecordedRounds:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(key)
-            again()
         kept.replay()
         self.replayed += 1
         return kept.made
@@ -126,3 +132,30 @@ class RecordedRounds:
             raise EngineError(
                 f"a round's kernels can't be recorded ({error}); start the engine without cuda_graphs, and report this"
             ) from error
+
+
+class GraphRounds(TorchRounds):
+    """`TorchRounds` that are recorded and replayed, where a round can be."""
+
+    def __init__(
+        self,
+        target: Verifier,
+        batch: RunningBatch,
+        drafter: Drafter | None,
+        clock: PhaseClock,
+        recorded: RecordedRounds,
+    ) -> None:
+        super().__init__(target, batch, drafter, clock)
+        self.recorded, self._selection = recorded, target.selection
+
+    def round(self, plan: RoundPlan) -> Outcome:
+        """As in `TorchRounds`."""
+        choice, speculating = self._selection.choice, self.batch.speculating()
+        if choice is None:
+            return super().round(plan)
+        key = RoundKey(self.batch.size, plan.bound, speculating.some, speculating.mask is None, choice)
+        self._selection.settle()
+        plan.match_rates.log_rates(self.batch.device)
+        done = self.recorded.run(key, partial(super().round, plan))
+        self.clock.lap("verify")
+        return done

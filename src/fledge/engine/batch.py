@@ -1,0 +1,199 @@
+"""What running requests carry from round to round: tensors on the device, one row per request.
+
+The running requests are always the first B rows, so that a batch is a view of the tensors; when a request leaves, the
+last row takes its place. What a drafter carries for them, and how they choose tokens, moves with the rows (`RowState`).
+
+    row      length L   bonus x[L]   pages             history x[0] .. x[L]
+      0         37         912       [ 7, 2, -, - ]    ...
+      1        112          44       [ 9, 4, 1, 3 ]    ...
+
+The target's KV holds indices 0 .. L-1. With overlap the host is a round ahead, so of a request only what doesn't change
+is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fledge.target.batch import PADDING_PAGE
+
+
+class Member(Protocol):
+    """What a batch reads of a request."""
+
+    prefill_length: int  # tokens of prompt and answer when its prefill started
+    speculate: bool
+
+    @property
+    def draft_start(self) -> int:
+        """Positions before it are none of the drafter's."""
+
+    def context(self, start: int, stop: int) -> list[int]:
+        """Its tokens start .. stop - 1."""
+
+
+class RowState(Protocol):
+    """What moves with the batch's rows: how requests choose tokens, what a drafter carries for them."""
+
+    def append(self, row: int, request: Any, pages: Sequence[int], bonus: Tensor) -> None:
+        """A request gets a row; `bonus` [] int64 is the token that its prefill yielded."""
+
+    def remove(self, row: int, last: int) -> None:
+        """Row `row` is free; row `last`, the last one, moves there."""
+
+    def clear(self) -> None:
+        """All rows are free."""
+
+    def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
+        """A request gets more pages of the KV pool, from number `start` on."""
+
+
+class BatchSizes(NamedTuple):
+    """How large the carried tensors are."""
+
+    rows: int  # most requests that run at once
+    pages: int  # most pages one request can own
+    history: int = 0  # T, tokens of context and window that drafters can see
+
+
+class Carried(NamedTuple):
+    """Views of the carried tensors for the B running requests."""
+
+    length: Tensor  # [B] int32, L
+    bonus: Tensor  # [B] int64, x[L]
+    page_table: Tensor  # [B, P] int32
+    history: Tensor  # [B, T] int32, x[0] .. x[L] and then anything; empty unless a drafter reads it
+
+
+class Speculating(NamedTuple):
+    """Which of the B running requests speculate."""
+
+    some: bool
+    mask: Tensor | None  # [B] bool; None: all do, or there are none
+    rows: list[int] | None  # their numbers, where there is a mask
+
+
+class HostTable:
+    """A table [rows, width] int32 that the host writes and the device reads: on a CPU the same memory."""
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        host = torch.full((rows, width), PADDING_PAGE, dtype=torch.int32)
+        self.tensor = host.to(device)
+        self._host, self._numbers = host, host.numpy()
+
+    def write(self, row: int, start: int, values: Sequence[int]) -> None:
+        """Values into a row from column `start` on."""
+        self._numbers[row, start : start + len(values)] = values
+        self._send(row)
+
+    def fill(self, row: int, values: Sequence[int]) -> None:
+        """Values into a row from its first column on, and padding behind them."""
+        self._numbers[row] = PADDING_PAGE
+        self.write(row, 0, values)
+
+    def copy(self, row: int, over: int) -> None:
+        """One row over another."""
+        self._numbers[over] = self._numbers[row]
+        self._send(over)
+
+    def read(self, row: int, start: int) -> list[int]:
+        """A row from column `start` on."""
+        return [int(value) for value in self._numbers[row, start:]]
+
+    def _send(self, row: int) -> None:
+        if self.tensor is not self._host:
+            self.tensor[row] = self._host[row].to(self.tensor.device)
+
+
+class RunningBatch:
+    """Rows of carried state, and what the host needs to know of them to launch a round."""
+
+    def __init__(self, sizes: BatchSizes, device: torch.device, states: Sequence[RowState] = ()) -> None:
+        rows = sizes.rows
+        self.sizes, self.device, self._states = sizes, device, states
+        self.size = 0
+        self._pages = HostTable(rows, sizes.pages, device)
+        self._state = Carried(
+            length=torch.zeros(rows, dtype=torch.int32, device=device),
+            bonus=torch.zeros(rows, dtype=torch.int64, device=device),
+            page_table=self._pages.tensor,
+            history=torch.zeros(rows, sizes.history, dtype=torch.int32, device=device),
+        )
+        self._views: dict[int, Carried] = {}
+        self._speculates = [False] * rows
+        self._speculating: Speculating | None = None
+        self._mask = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def view(self) -> Carried:
+        """The carried tensors of the running requests."""
+        view = self._views.get(self.size)
+        if view is None:
+            view = self._views[self.size] = Carried(*(tensor[: self.size] for tensor in self._state))
+        return view
+
+    def append(self, request: Member, pages: Sequence[int], bonus: Tensor) -> None:
+        """A row for a request whose prefill is done; `bonus` [] int64 is the token it yielded."""
+        row = self.size
+        self.size += 1
+        state = self._state
+        state.length[row] = request.prefill_length
+        state.bonus[row] = bonus
+        self._pages.fill(row, pages)
+        if self.sizes.history:
+            context = request.context(0, request.prefill_length)
+            state.history[row, : len(context)] = torch.tensor(context, dtype=torch.int32, device=self.device)
+            state.history[row, len(context)] = bonus
+        self._speculates[row] = request.speculate
+        self._speculating = None
+        for one in self._states:
+            one.append(row, request, pages, bonus)
+
+    def remove(self, row: int) -> None:
+        """Take a row out; the last row moves into its place."""
+        self.size -= 1
+        last = self.size
+        if row != last:
+            for tensor in (self._state.length, self._state.bonus, self._state.history):
+                tensor[row] = tensor[last]
+            self._pages.copy(last, over=row)
+            self._speculates[row] = self._speculates[last]
+        self._speculating = None
+        for one in self._states:
+            one.remove(row, last)
+
+    def clear(self) -> None:
+        """Take all rows out."""
+        self.size = 0
+        self._speculating = None
+        for one in self._states:
+            one.clear()
+
+    def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
+        """A request's pages from number `start` on into its row."""
+        self._pages.write(row, start, pages)
+        for one in self._states:
+            one.enter_pages(row, start, pages)
+
+    def advance(self, emits: Tensor, tokens: Tensor) -> None:
+        """Take a round's tokens [B, W], x[L + 1] and so on, and go on behind the first `emits` [B] of them."""
+        now = self.view()
+        if self.sizes.history:  # what wasn't emitted is overwritten later
+            place = now.length[:, None] + torch.arange(1, tokens.shape[1] + 1, device=self.device)
+            now.history.scatter_(1, place.clamp_(max=self.sizes.history - 1), tokens.to(torch.int32))
+        now.length.add_(emits)
+        now.bonus.copy_(tokens.gather(1, emits[:, None] - 1)[:, 0])
+
+    def speculating(self) -> Speculating:
+        """Which running requests speculate. The mask of a batch size lies where that of the last one did."""
+        if self._speculating is None:
+            flags = self._speculates[: self.size]
+            mask = rows = None
+            if not all(flags):
+                mask = self._mask[: self.size].copy_(torch.tensor(flags))
+                rows = [row for row, flag in enumerate(flags) if flag]
+            self._speculating = Speculating(any(flags), mask, rows)
+        return self._speculating

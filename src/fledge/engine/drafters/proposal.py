@@ -1,0 +1,63 @@
+"""What prompt lookup proposes, and how often such tokens were right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LONGEST = 24  # matches are told apart up to this length; loops are longer
+# By length: what 120 greedy answers of SmolLM2-135M to mt_bench, gsm8k and humaneval prompts showed, rounded.
+_PRIOR = (0.25, 0.54, 0.63, 0.7, 0.75, 0.78, 0.81, 0.82, 0.84, 0.86, 0.87, *[0.9] * 4, *[0.92] * 8, 0.97)
+_PRIOR_SEEN = 8.0  # observations a first guess is worth
+_MOST_SEEN = 200.0  # and all there were: older ones fade
+
+
+class Proposal(NamedTuple):
+    """What prompt lookup proposes: M tokens for each of B requests."""
+
+    token_ids: Tensor  # [B, M] int64; -1 throughout where nothing repeats
+    log_probs: Tensor  # [B, M] float32, each token's given those before it; -inf where there is none
+    matched: Tensor  # [B] int64, length of the match; 0: none
+
+
+class MatchRates:
+    """How often a match of length 1 .. LONGEST goes on as before."""
+
+    def __init__(self) -> None:
+        self._seen = [_PRIOR_SEEN] * LONGEST
+        self.rates = list(_PRIOR)
+        self._log: Tensor | None = None
+        self._changed = False
+
+    def observe(self, proposal: Proposal, rows: Sequence[Sequence[int]]) -> None:
+        """Compare a proposal with the round's result; each row holds how many tokens were emitted, then the tokens."""
+        if not proposal.token_ids.shape[1]:
+            return
+        for matched, proposed, (count, *emitted) in zip(
+            proposal.matched.tolist(), proposal.token_ids.tolist(), rows, strict=True
+        ):
+            if not matched:
+                continue
+            for step, (guess, token) in enumerate(zip(proposed, emitted[:count], strict=False)):
+                self._count(min(matched + step, LONGEST) - 1, guess == token)
+                if guess != token:
+                    break
+
+    def log_rates(self, device: torch.device) -> Tensor:
+        """[LONGEST + 1] float32, natural logarithms by length; entry 0, no match, is -inf. Always the same tensor."""
+        if self._log is None:
+            self._log = torch.empty(LONGEST + 1, dtype=torch.float32, device=device)
+            self._changed = True
+        if self._changed:  # the host may be learning meanwhile
+            self._changed = False
+            self._log.copy_(torch.tensor([0.0, *self.rates], dtype=torch.float32).log_())
+        return self._log
+
+    def _count(self, index: int, hit: bool) -> None:
+        self._seen[index] = min(self._seen[index] + 1, _MOST_SEEN)
+        rate = self.rates[index]
+        self.rates[index] = min(rate + (hit - rate) / self._seen[index], 0.99)
+        self._changed = True

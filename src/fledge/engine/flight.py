@@ -1,0 +1,191 @@
+"""What is in flight: rounds and prompts that were launched, and whose results the host has yet to take.
+
+On a CPU a launch runs the work, and its result is taken at once. On a GPU a launch puts kernels on a stream, and with
+overlap results are taken one round late (the future map). What a round needs of the one before lies on the device, by
+row (`batch.py`), so the host can compose round t + 1 without knowing what round t brings:
+
+    host     compose t+1 | wait | t's result: stops, text, queues | compose t+2 | wait | t+1's result ...
+    stream   ... round t .......| round t+1 ...................................| round t+2 ..............
+
+All of the engine's work is on one stream, in order. So the round in flight may still write to a row or page that the
+host has just taken from a request: whoever gets the row or page next uses it in later work. A request that ends in
+round t is part of round t + 1 already; what that round brings for it is discarded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Landed(NamedTuple):
+    """What a launch has brought."""
+
+    value: Any
+    seconds: float  # that it took
+
+
+class Flight:
+    """Launches on a CPU."""
+
+    def __init__(self, ahead: int = 0) -> None:
+        """`ahead`: launches that may stay in flight when a step ends."""
+        self.ahead = ahead
+        self.waited = 0.0  # seconds the host has waited for results
+        self.exposed = 0.0  # seconds nothing ran because the host was busy
+        self._mark = time.perf_counter()  # until when something ran
+        self._flying: deque[tuple[Callable[[], Landed], Callable[[Any, float], None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._flying)
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Within this, what is put on the device goes where launches go."""
+        return nullcontext()
+
+    def launch(self, work: Callable[[], T], receive: Callable[[T, float], None]) -> None:
+        """Run `work`; `receive` gets what it returns, and the seconds it took, when that is taken."""
+        self._flying.append((self._start(work), receive))
+        if not self.ahead:
+            self.take(0)
+
+    def take(self, keep: int) -> None:
+        """Receive all but the newest `keep` results, in order, waiting for them."""
+        while len(self._flying) > keep:
+            landed, receive = self._flying.popleft()
+            begun = time.perf_counter()
+            value, seconds = landed()
+            self.waited += time.perf_counter() - begun
+            receive(value, seconds)
+
+    def clear(self) -> None:
+        """Forget what is in flight; nobody wants the results."""
+        self._flying.clear()
+
+    def finish(self) -> None:
+        """Wait until nothing runs any more, and forget it."""
+        self.clear()
+
+    def rest(self) -> None:
+        """The engine was idle: the time up to now doesn't count as `exposed`."""
+        self._mark = time.perf_counter()
+
+    def settle(self) -> None:
+        """Nothing is in flight: the time up to now counts as `exposed`."""
+        now = time.perf_counter()
+        self.exposed += max(now - self._mark, 0.0)
+        self._mark = now
+
+    def _start(self, work: Callable[[], Any]) -> Callable[[], Landed]:
+        self.settle()
+        begun = self._mark
+        value = work()
+        self._mark = time.perf_counter()
+        landed = Landed(value, self._mark - begun)
+        return lambda: landed
+
+
+class StreamFlight(Flight):
+    """Launches on a CUDA stream of their own; what they return is copied to pinned memory behind them."""
+
+    def __init__(self, device: torch.device, ahead: int) -> None:
+        super().__init__(ahead)
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # models and pools were made there
+        self._last: torch.cuda.Event | None = None  # the end of the launch before
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """As in `Flight`."""
+        return torch.cuda.stream(self._stream)
+
+    def rest(self) -> None:
+        """As in `Flight`."""
+        super().rest()
+        self._last = None
+
+    def settle(self) -> None:
+        """As in `Flight`."""
+        super().settle()
+        self._last = None
+
+    def finish(self) -> None:
+        """As in `Flight`."""
+        self._stream.synchronize()
+        super().finish()
+
+    def _start(self, work: Callable[[], Any]) -> Callable[[], Landed]:
+        before, begin, end = self._last, *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if before is None:  # the device has been idle since
+            self.settle()
+        begin.record(self._stream)
+        value = to_host(work())
+        end.record(self._stream)
+        self._last = end
+
+        def landed() -> Landed:
+            end.synchronize()
+            self._mark = time.perf_counter()
+            if before is not None:
+                self.exposed += before.elapsed_time(begin) / 1e3
+            return Landed(value, begin.elapsed_time(end) / 1e3)
+
+        return landed
+
+
+def make_flight(device: torch.device, ahead: int) -> Flight:
+    """A GPU's work is timed by events on a stream, so it has one without overlap, too."""
+    return StreamFlight(device, ahead) if device.type == "cuda" else Flight(ahead)
+
+
+def to_host(value: Any) -> Any:
+    """A nest of tuples and lists with its device tensors copied to pinned memory, without waiting for the copies."""
+    if isinstance(value, Tensor) and value.device.type == "cuda":
+        return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+    if isinstance(value, tuple | list):
+        copies = [to_host(part) for part in value]
+        if isinstance(value, list):
+            return copies
+        return value._make(copies) if hasattr(value, "_make") else tuple(copies)
+    return value
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """What work takes on an idle device: by the host's clock on a CPU, by the device's own on a GPU."""
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        begin.record()
+        work()
+        end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+@contextmanager
+def torch_alone(wanted: bool) -> Iterator[None]:
+    """Keep torch's small operations in this thread.
+
+    Torch's helper threads go on spinning for a while after each operation, on cores that the kernels' own threads need:
+    a round of 8 requests took 17 ms instead of 9 on two cores.
+    """
+    before = torch.get_num_threads()
+    if not wanted or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,157 @@
+"""`TorchRounds` in one C++ call, where target and head run on the CPU kernels (`native/round.cpp`).
+
+A verify reads all weights, after which nothing of Python is in the processor's caches: a torch operation that takes
+5 us takes 30 to 60 then. So a round is one call, with the head, with prompt lookup alone or plain. On top of
+`TorchRounds` it may stop a tree early by the tree's own probabilities, and give each request as many nodes as it is
+worth (`planner/plan.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import byref, c_double, c_int, c_int64
+
+import torch
+
+from fledge.draft.cpu import NativeHeadRunner
+from fledge.engine.batch import RunningBatch
+from fledge.engine.drafters.eagle import Eagle
+from fledge.engine.drafters.proposal import LONGEST
+from fledge.engine.phases import PhaseClock
+from fledge.engine.planner.plan import RoundPlan
+from fledge.engine.rounds.hooks import RoundHooks
+from fledge.engine.rounds.native_draft import NativeDraft
+from fledge.engine.rounds.torch import Outcome, TorchRounds
+from fledge.engine.rounds.tree import Accepted
+from fledge.engine.rounds.verifier import Verifier
+from fledge.engine.selection import Drawing
+from fledge.native import abi
+from fledge.native.build import library
+from fledge.target.cpu import NativeDecoder
+
+
+class NativeRounds(TorchRounds):
+    """Rounds on the CPU kernels."""
+
+    drafter: Eagle | None
+    target: Verifier
+
+    def __init__(
+        self, target: Verifier, batch: RunningBatch, drafter: Eagle | None, clock: PhaseClock
+    ) -> None:
+        """The target's decoder is a `NativeDecoder`, the drafter's runner a `NativeHeadRunner`."""
+        super().__init__(target, batch, drafter, clock)
+        forward = target.target
+        decoder, head = forward.decoder, None if drafter is None else drafter.runner
+        assert isinstance(decoder, NativeDecoder)
+        assert isinstance(head, NativeHeadRunner | None)
+        c = decoder.config
+        self._models = abi.RoundModels(
+            decoder.pointer,
+            None if head is None else head.pointer,
+            None if drafter is None else drafter.kv.data_ptr(),
+            forward.kv.data_ptr(), forward.kv.shape[1], forward.last_position, c.num_layers, c.num_kv_heads, c.head_dim,
+        )  # fmt: skip
+        self._carried: dict[int, abi.CarriedState] = {}
+        self._last: tuple[RoundPlan | None, abi.DraftTerms] = None, abi.DraftTerms()
+        self._round: Callable[..., int] = library().fledge_round
+        self._round.restype = c_int
+
+    def round(self, plan: RoundPlan) -> Outcome:
+        """As `TorchRounds.round`."""
+        batch, drafter, clock, selection = self.batch, self.drafter, self.clock, self.target.selection
+        size, bound = batch.size, plan.bound
+        # The head has to be able to catch up; without room to remember it is never run.
+        kept = not plan.drafts and drafter is not None and drafter.sizes.pending and batch.speculating().some
+        made, drawing = NativeDraft(size, bound), selection.drawing()
+        emitted = torch.empty(size * (bound.reach + 2), dtype=torch.int64)
+        path = torch.empty(size * (bound.reach + 1), dtype=torch.int64)
+        accepted = abi.Accepted(emitted.data_ptr(), path.data_ptr())
+        hooks = self._hooks(made, plan, kept=bool(kept))
+        arguments = (
+            self._models,
+            self._view(),
+            self._terms(plan),
+            _drawing(drawing),
+            self._recent() if kept else abi.Recent(),
+            abi.Hooks() if hooks is None else hooks.raw,
+            made.raw,
+            accepted,
+        )
+        failed = self._round(*map(byref, arguments))
+        if hooks is not None and failed:
+            hooks.check()
+        if drafter is not None and plan.drafts:
+            drafter.caught_up(size)
+        clock.add("verify" if plan is self.plain else "draft", accepted.draft)
+        clock.add("verify", accepted.verify)
+        clock.add("accept", accepted.accept)
+        width = accepted.width
+        emitted, path = emitted[: size * (1 + width)].view(size, -1), path[: size * width].view(size, -1)
+        logprobs = None
+        if hooks is not None and hooks.verified is not None:
+            taken = Accepted(emitted[:, 0], path, emitted[:, 1:])
+            logprobs = self.target.emit(hooks.verified, path + made.ready.first_row[:, None], taken)
+        clock.lap("extend")
+        return Outcome(emitted, logprobs, made, path)
+
+    def passed(self, done: Outcome) -> list[int]:
+        """As many as were emitted."""
+        counts: list[int] = done.emitted[:, 0].tolist()
+        return counts
+
+    def _hooks(self, made: NativeDraft, plan: RoundPlan, *, kept: bool) -> RoundHooks | None:
+        if not self.target.selection.wants_logits:
+            return None
+        first = 0 if self.drafter is None else self.drafter.sizes.topk
+        topk = plan.bound.topk if plan.drafts else 0
+        features = plan.drafts or kept
+        return RoundHooks(self.target, self.batch, made, first_level=first, topk=topk, features=features)
+
+    def _view(self) -> abi.CarriedState:
+        """What is carried for the running requests, as the kernels read it."""
+        size = self.batch.size
+        if size not in self._carried:
+            now, drafter = self.batch.view(), self.drafter
+            pages, history = now.page_table.shape[1], now.history.shape[1]
+            carried = [now.length, now.bonus, now.page_table]
+            topk = 0
+            if drafter is not None:
+                topk = drafter.sizes.topk
+                carried += [*drafter.view(size)[:-2], now.history]
+            pointers = [tensor.data_ptr() for tensor in carried]
+            self._carried[size] = abi.CarriedState(size, pages, topk, history, *pointers)
+        return self._carried[size]
+
+    def _recent(self) -> abi.Recent:
+        assert self.drafter is not None
+        tokens, features = self.drafter.view(self.batch.size)[-2:]
+        return abi.Recent(tokens.data_ptr(), features.data_ptr(), tokens.shape[1])
+
+    def _terms(self, plan: RoundPlan) -> abi.DraftTerms:
+        """The plan as the kernels read it, kept while the next rounds have the same plan."""
+        last, made = self._last
+        if plan is not last:
+            bound, terms = plan.bound, plan.terms
+            made = abi.DraftTerms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
+            if terms is not None:
+                points = len(terms.rows)
+                made.calibration = (c_double * len(terms.calibration))(*terms.calibration)
+                made.next = (c_double * len(terms.next_levels))(*terms.next_levels)
+                made.known = (c_int64 * points)(*terms.rows)
+                made.costs = (c_double * points)(*terms.costs)
+                made.step, made.points = terms.step, points
+            self._last = plan, made
+        made.log_rates = (
+            plan.match_rates.log_rates(self.batch.device).data_ptr() if plan.bound.lookup else None
+        )
+        mask = self.batch.speculating().mask
+        made.speculates = None if mask is None else mask.data_ptr()
+        return made
+
+
+def _drawing(drawing: Drawing | None) -> abi.Drawing:
+    """It points into `drawing`; None: null pointers, greedily."""
+    return (
+        abi.Drawing() if drawing is None else abi.Drawing(drawing.filters.data_ptr(), drawing.keys.data_ptr())
+    )

@@ -1,0 +1,72 @@
+"""What a round hands to the loop, whichever backend ran it: `RoundResult`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from fledge.draft.tree import DraftTree
+from fledge.engine.drafters.proposal import Proposal
+from fledge.engine.logprobs import PathLogprobs
+from fledge.engine.shapes import TreeShape
+
+
+class Drafts(Protocol):
+    """A round's draft trees, and what is known of them: `Drafted`, or a `NativeDraft`."""
+
+    @property
+    def tree(self) -> DraftTree:
+        """N nodes for each of B requests."""
+
+    @property
+    def shape(self) -> TreeShape:
+        """As verified."""
+
+    @property
+    def levels(self) -> Sequence[Tensor]:
+        """Per drafted level: [B, C] cumulative log probabilities."""
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """From prompt lookup."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """[B], nodes of each request below the root."""
+
+    @property
+    def rows(self) -> int:
+        """Of all requests, that were verified."""
+
+
+class Drafted(NamedTuple):
+    """`Drafts` of a fixed shape."""
+
+    tree: DraftTree
+    shape: TreeShape
+    levels: Sequence[Tensor]
+    proposal: Proposal | None
+
+    @property
+    def sizes(self) -> list[int]:
+        """As in `Drafts`."""
+        return [self.shape.nodes - 1] * len(self.tree.token_ids)
+
+    @property
+    def rows(self) -> int:
+        """As in `Drafts`."""
+        return self.tree.token_ids.numel()
+
+
+class RoundResult(NamedTuple):
+    """What the host gets of a round of B requests."""
+
+    emitted: Tensor  # [B, 1 + W] int64: how many tokens each request emits, then the tokens
+    logprobs: PathLogprobs | None  # of those requests that want them
+    drafted: Drafts | None  # None: a plain round
+    path: Tensor  # [B, W] int64, the accepted nodes; what is beyond those emitted means nothing
+    pending: list[int]  # [B], positions each request's drafter is behind after the round
+    restarted: list[bool]  # [B], drafters whose KV has a gap
+    catch_up: float  # seconds, of the time the round took
