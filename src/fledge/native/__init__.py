@@ -26,7 +26,7 @@ up:
                  draft.cpp          draft (headless.cpp: plain rounds and lookup's)
                  tree.h             work on the host between forwards: tree.cpp, lookup.cpp, carried.cpp
 
-docs/lab/kernels.md says what each step brought. tests/native holds what protects them, AMX on other processors included.
+docs/lab/kernels.md says what each step brought. tests/native holds what protects them, also AMX on other processors.
 """
 
 from fledge.native.build import cache_folder, cpu_flags, library, unavailable_reason
