@@ -56,13 +56,13 @@ _BLOCK = re.compile(r"(<!-- measured( in full)?: (\S+) -->\n).*?(<!-- /measured 
 
 
 def measured_table(summary: Summary) -> str:
-    """What README shows of a result: each head on its workload, and plain decode; of several workloads each one."""
+    """What README shows of a result: plain decode and each head, as they are served; of several workloads each one."""
     if summary.overall is not None:
         return markdown_table(_COLUMNS, _rows(summary, "lines")) + "\n"
     name = next(iter(summary.workloads), None)
     heads: dict[str, WorkloadSummary] = {}
     for label, part in _parts(summary).items():
-        if name in part.workloads:
+        if name in part.workloads and part is not summary.without_lookup:
             heads[label] = part.workloads[name]
     if not heads:
         raise SystemExit("the result holds no workload; measure with `fledge bench`")
