@@ -218,6 +218,34 @@ def test_charts_are_drawn_from_the_newest_results_and_say_what_is_simulated(tmp_
     assert chart.sentence.endswith("0.99×, is that of the random head on L4, 1B with 1 request.")
 
 
+def test_the_chart_of_engines_shows_each_in_its_faster_mode(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    rows = [
+        ("fledge", "plain", 90.0),
+        ("fledge", "eagle3", 154.2),
+        ("vllm", "plain", 34.0),
+        ("vllm", "eagle3", 20.0),
+    ]
+    made = [
+        {
+            "peer": peer,
+            "mode": mode,
+            "version": f"{peer} 1",
+            "concurrency": level,
+            "repeat": 0,
+            "tpot_ms": 1.0,
+        }
+        | {"throughput": speed * level, "identical": 8, "own": 8, "answers": 8}
+        for peer, mode, speed in rows
+        for level in (1, 8)
+    ]
+    (tmp_path / "results" / "peers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    chart = numbers().charts(tmp_path)["engines.svg"]
+    assert re.findall(r'class="(?:end|start)"[^>]*>([^<]+)<', chart.svg) == [
+        *("fledge, eagle3", "154", "vllm, plain", "34")
+    ]
+
+
 def execute(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     for key, value in settings.items():
