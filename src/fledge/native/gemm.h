@@ -86,6 +86,7 @@ inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interl
     std::free(w.int8);
     std::free(w.scale);
     w.int8 = nullptr;
+    w.scale = nullptr;
     return w;
   }
   std::memset(w.int8, 128, w.elements());
