@@ -216,6 +216,12 @@ def _first_error(output: str) -> str:
     return next((line for line in lines if "error:" in line), lines[-1])
 
 
+def compile_kernels(compiler: str, name: str) -> Path:
+    """The kernels for an instruction set; see `compile_library`."""
+    flags = (*FLAGS, *INSTRUCTION_SETS[name].flags)
+    return compile_library(compiler, f"fledge-{name}", Path(__file__).parent, flags)
+
+
 @functools.cache
 def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
     """The kernels for an instruction set, started; or None and the reason."""
@@ -223,9 +229,7 @@ def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
     if not compiler:
         return None, "no C++ compiler was found (install g++, or set CXX)"
     try:
-        flags = (*FLAGS, *INSTRUCTION_SETS[name].flags)
-        path = compile_library(compiler, f"fledge-{name}", Path(__file__).parent, flags)
-        loaded = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(compile_kernels(compiler, name)))
     except OSError as error:
         return None, f"{error} (FLEDGE_CACHE names another folder to keep them in)"
     except RuntimeError as error:

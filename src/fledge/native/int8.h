@@ -10,6 +10,8 @@
 //
 //     panel p:  | k 0..3: outputs 0-15 | k 0..3: outputs 16-31 | k 4..7: outputs 0-15 | ...      64 bytes each
 #pragma once
+#include <algorithm>
+
 #include "prefetch.h"
 #include "vector_math.h"
 
@@ -55,7 +57,7 @@ inline void quantise_row(From&& from, int inputs, int8_t* values, float* scale, 
 // Quantises one output's weights: returns the scale, writes the values, 128 higher.
 inline float quantise_weights(const bf16* w, int inputs, uint8_t* out) {
   float high = 0;
-  for (int k = 0; k < inputs; ++k) high = std::fmax(high, std::fabs(to_float(w[k])));
+  for (int k = 0; k < inputs; ++k) high = std::max(high, std::fabs(to_float(w[k])));
   float factor = high > 0 ? 127.0f / high : 0.0f;
   for (int k = 0; k < inputs; ++k) out[k] = static_cast<uint8_t>(128 + std::lrint(to_float(w[k]) * factor));
   return high / 127.0f;
