@@ -1,8 +1,8 @@
 // Matrix products with 8-bit weights (W8A8), for the draft head and for screening: half the bytes of bf16 to read.
 //
 // Weights are symmetric with one scale per output, w = scale * (u - 128); activations are quantised here, symmetric
-// with one scale per 64 inputs. The products of 64 inputs are summed exactly in int32, by VNNI or by AMX tiles
-// (tiles_amx.h), and these sums are added up in float, in one order whatever the number of rows. The instructions
+// with one scale per 64 inputs. The products of 64 inputs are summed exactly in int32, by vectors
+// (`dot_bytes`, which is VNNI's instruction where there is one) or by AMX tiles (tiles_amx.h), and these sums are added up in float, in one order whatever the number of rows. The instructions
 // multiply unsigned by signed bytes: so weights are stored 128 higher, and every int32 sum starts at -128 * (sum of
 // the group's activations).
 //
@@ -106,7 +106,7 @@ inline void int8_block(const int8_t* a, const float* scale, const int32_t* base,
   }
 }
 
-// c [rows, 32] = rows `first`, first + 1, ... of `x` times one panel, by VNNI.
+// c [rows, 32] = rows `first`, first + 1, ... of `x` times one panel.
 inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t* w, const float* output_scale,
                            int inputs, float* c, Prefetch prefetch) {
   constexpr int kMost = kRegisters / kVectorRegisters == 32 ? 6 : 2;  // rows whose sums fit the registers

@@ -13,37 +13,38 @@ template <int kQueries, class Prefetcher>
 inline void softmax_few(float* scores, size_t stride, int count, int padded, float scale, float* max, float* sum,
                         Prefetcher& prefetch) {
   int full = count / 32 * 32, padding = padded - (count + 31) / 32 * 32;
-  Floats best[4], high[kQueries], total[4];
+  Floats best[4], top[kQueries], total[4];
   for (int q = 0; q < 4; ++q) best[q] = broadcast(-INFINITY), total[q] = zeros();
-  auto compare = [&](int i, int live) {  // `live`: of the next 32 keys
+  auto compare = [&](int i, Mask first, Mask second) {  // which of the next two times 16 keys there are
 #pragma GCC unroll 4
     for (int q = 0; q < kQueries; ++q) {
       const float* s = scores + q * stride + i;
-      best[q] = select(first_lanes(live), maximum(best[q], load(s)), best[q]);
-      best[q] = select(first_lanes(live - 16), maximum(best[q], load(s + 16)), best[q]);
+      best[q] = select(first, maximum(best[q], load(s)), best[q]);
+      best[q] = select(second, maximum(best[q], load(s + 16)), best[q]);
     }
   };
-  for (int i = 0; i < full; i += 32) compare(i, 32);
-  if (full < count) compare(full, count - full);
+  const Mask all = first_lanes(16), low = first_lanes(count - full), high = first_lanes(count - full - 16);
+  for (int i = 0; i < full; i += 32) compare(i, all, all);
+  if (full < count) compare(full, low, high);
   constexpr float kLog2e = 1.44269504f;
   Floats factor = broadcast(scale * kLog2e), scaled = max_of_four(best) * broadcast(scale);
   store_four(max, scaled, kQueries);
   scaled = scaled * broadcast(kLog2e);
 #pragma GCC unroll 4
-  for (int q = 0; q < kQueries; ++q) high[q] = broadcast_lane(scaled, q);
-  auto weigh = [&](int i, int live) {
+  for (int q = 0; q < kQueries; ++q) top[q] = broadcast_lane(scaled, q);
+  auto weigh = [&](int i, Mask first, Mask second) {
     prefetch.advance(1);
 #pragma GCC unroll 4
     for (int q = 0; q < kQueries; ++q) {
       float* s = scores + q * stride;
-      Floats x = select(first_lanes(live), exp2_roughly(fmsub(load(s + i), factor, high[q])), zeros());
-      Floats y = select(first_lanes(live - 16), exp2_roughly(fmsub(load(s + i + 16), factor, high[q])), zeros());
+      Floats x = select(first, exp2_roughly(fmsub(load(s + i), factor, top[q])), zeros());
+      Floats y = select(second, exp2_roughly(fmsub(load(s + i + 16), factor, top[q])), zeros());
       total[q] = total[q] + (x + y);
       store_bf16(reinterpret_cast<bf16*>(s) + i, x, y);
     }
   };
-  for (int i = 0; i < full; i += 32) weigh(i, 32);
-  if (full < count) weigh(full, count - full);
+  for (int i = 0; i < full; i += 32) weigh(i, all, all);
+  if (full < count) weigh(full, low, high);
   for (int q = 0; padding > 0 && q < kQueries; ++q)
     std::memset(reinterpret_cast<bf16*>(scores + q * stride) + padded - padding, 0, padding * sizeof(bf16));
   store_four(sum, sum_of_four(total), kQueries);
