@@ -1,9 +1,9 @@
 """CPU kernels: matrix products, tree attention, whole forwards and whole rounds in C++, compiled where they run.
 
-They are compiled with the system's C++ compiler on first use, for the processor's instruction set (build.py), and called
-through ctypes: abi.py has the C structures; ops.py, `target/cpu.py`, `draft/cpu.py` and `engine/native_*.py` make the
-calls. One rule holds throughout: every sum runs in one fixed order, so a row's result never depends on the rows beside
-it. Read the C++ from the bottom up:
+They are compiled with the system's C++ compiler on first use, for the processor's instruction set (build.py), and
+called through ctypes: abi.py has the C structures; ops.py, `target/cpu.py`, `draft/cpu.py` and `engine/native_*.py`
+make the calls. One rule holds throughout: every sum runs in one fixed order, so a row's result never depends on the
+rows beside it. Read the C++ from the bottom up:
 
     arithmetic   vectors.h          vectors of 16 numbers: by AVX-512 (vectors_avx512.h), or for AVX2 and NEON by the
                                     compiler's own (vectors_portable.h)
@@ -29,7 +29,8 @@ it. Read the C++ from the bottom up:
                  draft.cpp          draft (headless.cpp: plain rounds and lookup's)
                  tree.h             work on the host between forwards: tree.cpp, lookup.cpp, carried.cpp
 
-docs/kernels.md says what each step brought. tests/native holds what protects them, AMX and NEON on other processors included.
+docs/kernels.md says what each step brought. tests/native holds what protects them, on other processors' instruction
+sets, too.
 """
 
 from fledge.native.build import cache_folder, cpu_flags, library, unavailable_reason
