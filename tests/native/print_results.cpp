@@ -12,8 +12,8 @@ int fledge_start(int threads);
 Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved, int int8);
 Screen* fledge_pack_screen(const bf16* weight, int outputs, int inputs);
 void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out);
-void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const float* temperature, const int64_t* top_k,
-                   const float* top_p, const float* min_p, const int64_t* coins, int64_t* out);
+void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const float* temperature,
+                   const int64_t* top_k, const float* top_p, const float* min_p, const int64_t* coins, int64_t* out);
 }
 
 namespace {

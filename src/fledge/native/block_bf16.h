@@ -1,5 +1,5 @@
-// The microkernel of tiles_vectors.h by AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake). block_float.h
-// has the same functions for other processors.
+// The microkernel of tiles_vectors.h by AVX-512 bf16 dot products (AMD from Zen 4, Intel from Cooper Lake).
+// block_float.h has the same functions for other processors.
 //
 // Up to 12 rows by 32 outputs are accumulated in 24 of the 32 registers, while a step of 32 k is 16 loads of two lines
 // of weights, each followed by one broadcast pair of activations per row:

@@ -1,8 +1,8 @@
 // The microkernel of tiles_vectors.h in float, where no instruction multiplies bf16. block_bf16.h has the same
 // functions for AVX-512 bf16.
 //
-// A line of weights becomes two vectors of floats, its outputs' numbers at k and those at k + 1, which are the lower and
-// the upper halves of its words:
+// A line of weights becomes two vectors of floats, its outputs' numbers at k and those at k + 1, which are the lower
+// and the upper halves of its words:
 //
 //     line        | k, k+1: output 0 | k, k+1: output 1 | ...          sum[row]  +=  x[row][k] * even
 //     even        | k        << 16   | ...                             sum[row]  +=  x[row][k + 1] * odd

@@ -118,13 +118,18 @@ def unfit_machine() -> str:
     return f"this processor lacks {', '.join(sorted(least.cpu_flags - cpu_flags()))}"
 
 
-def available_isas() -> list[str]:
+def available_isas() -> tuple[str, ...]:
     """The names of the instruction sets that this machine has, the fastest first."""
-    return [
+    return _isas_of(platform.machine(), cpu_flags())
+
+
+@functools.cache
+def _isas_of(machine: str, flags: frozenset[str]) -> tuple[str, ...]:
+    return tuple(
         name
         for name, needs in INSTRUCTION_SETS.items()
-        if needs.machine == platform.machine() and needs.cpu_flags <= cpu_flags()
-    ]
+        if needs.machine == machine and needs.cpu_flags <= flags
+    )
 
 
 def isa() -> str:

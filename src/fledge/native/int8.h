@@ -1,10 +1,10 @@
 // Matrix products with 8-bit weights (W8A8), for the draft head and for screening: half the bytes of bf16 to read.
 //
 // Weights are symmetric with one scale per output, w = scale * (u - 128); activations are quantised here, symmetric
-// with one scale per 64 inputs. The products of 64 inputs are summed exactly in int32, by vectors
-// (`dot_bytes`, which is VNNI's instruction where there is one) or by AMX tiles (tiles_amx.h), and these sums are added up in float, in one order whatever the number of rows. The instructions
-// multiply unsigned by signed bytes: so weights are stored 128 higher, and every int32 sum starts at -128 * (sum of
-// the group's activations).
+// with one scale per 64 inputs. The products of 64 inputs are summed exactly in int32, by vectors (`dot_bytes`, one
+// instruction with VNNI) or by AMX tiles (tiles_amx.h), and these sums are added up in float, in one order whatever
+// the number of rows. The instructions multiply unsigned by signed bytes: so weights are stored 128 higher, and every
+// int32 sum starts at -128 * (sum of the group's activations).
 //
 // A panel is 32 outputs, as in gemm.h, here a stream of K/4 quads of k:
 //
@@ -117,9 +117,10 @@ inline void multiply_panel(const Int8Rows& x, int first, int rows, const uint8_t
     const float* scale = x.scale.data + static_cast<size_t>(first + at) * groups_of(inputs);
     const int32_t* base = x.base.data + static_cast<size_t>(first + at) * groups_of(inputs);
     switch (here) {
-#define FLEDGE_ROWS(n)                                                                                              \
-  case n:                                                                                                           \
-    if constexpr (n <= kMost) int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * kPanel, prefetch, group); \
+#define FLEDGE_ROWS(n)                                                                                     \
+  case n:                                                                                                  \
+    if constexpr (n <= kMost)                                                                              \
+      int8_block<n>(a, scale, base, inputs, w, output_scale, c + at * kPanel, prefetch, group);            \
     break;
       FLEDGE_ROWS(1) FLEDGE_ROWS(2) FLEDGE_ROWS(3) FLEDGE_ROWS(4) FLEDGE_ROWS(5) FLEDGE_ROWS(6)
 #undef FLEDGE_ROWS

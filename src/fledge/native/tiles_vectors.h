@@ -63,8 +63,8 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
   for (; rows > 0; ++group.index) {
     int here = group.rows(rows);
     switch (here) {
-#define FLEDGE_ROWS(n)                                                                         \
-  case n:                                                                                      \
+#define FLEDGE_ROWS(n)                                                                              \
+  case n:                                                                                           \
     if constexpr (n <= kRowGroup) block<n>(a, stride, steps, b, c, c_stride, add, prefetch, group); \
     break;
       FLEDGE_ROWS(1) FLEDGE_ROWS(2) FLEDGE_ROWS(3) FLEDGE_ROWS(4) FLEDGE_ROWS(5) FLEDGE_ROWS(6)
@@ -79,8 +79,8 @@ inline void blocks(const bf16* a, int stride, int rows, int steps, Step&& b, flo
 
 // c [rows, 32] = a [rows, inputs] times one panel. Strides count elements.
 //
-// With more than one group of rows, or in float, the panel is cut into chunks of k that stay in L1 while all groups pass over them.
-// In between, the float sums are kept in `c`, which changes no bit of them.
+// With more than one group of rows, or in float, the panel is cut into chunks of k that stay in L1 while all groups pass
+// over them. In between, the float sums are kept in `c`, which changes no bit of them.
 //
 // Always inlined, so that a panel's Prefetch isn't copied for a call.
 [[gnu::always_inline]] inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, int inputs,

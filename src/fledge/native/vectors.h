@@ -4,8 +4,8 @@
 //     vectors_avx512.h      a vector is one register of AVX-512
 //     vectors_portable.h    the compiler's own vectors: two registers of AVX2, or four of NEON
 //
-// Floats and Ints are 16 numbers of 32 bits, with the operators + - * / and, on Ints, & | ^ << >>. A Mask says yes or no for
-// each of the 16 lanes; & and | combine masks.
+// Floats and Ints are 16 numbers of 32 bits, with the operators + - * / and, on Ints, & | ^ << >>. A Mask says yes or
+// no for each of the 16 lanes; & and | combine masks.
 #pragma once
 #include <cmath>
 #include <cstdint>
