@@ -13,7 +13,8 @@
 <!-- /chart -->
 
 docs/never-slower.svg is drawn from the newest results/*ratios*.json, which `fledge bench ratios --only levels` writes;
-docs/never-slower-simulated.svg from results/simulated.json, once it is there.
+never-slower-simulated.svg from results/simulated.json, public-prompts.svg from results/given-files*.json and
+engines.svg from results/peers.jsonl.
 
 python docs/readme_numbers.py            write the tables and the charts
 python docs/readme_numbers.py --check    fail if they differ, as CI does
@@ -23,14 +24,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from fledge.bench import Summary
+from fledge.bench.peers.run import PeersFound
 from fledge.bench.peers.table import peers_table, read_peers
 from fledge.bench.ratio import Ratios
+from fledge.bench.report.charts import HEIGHT, WIDTH
 from fledge.bench.report.exports import standalone
 from fledge.bench.report.formats import markdown_table, plural, times
 from fledge.bench.report.gains import Gains, gain_chart, lowest
@@ -41,6 +46,7 @@ from fledge.bench.summary import HeadSummary, WorkloadSummary
 
 ROOT = Path(__file__).parent.parent
 MEASURED, SIMULATED = "never-slower.svg", "never-slower-simulated.svg"
+PROMPTS, ENGINES = "public-prompts.svg", "engines.svg"
 _TITLE = "Throughput over plain decode"
 _STYLES = {"good": "s-released", "poor": "s-trained", "random": "s-random"}
 _NAMES = {"good": "good head", "poor": "poor head", "random": "random head"}
@@ -50,13 +56,13 @@ _BLOCK = re.compile(r"(<!-- measured( in full)?: (\S+) -->\n).*?(<!-- /measured 
 
 
 def measured_table(summary: Summary) -> str:
-    """What README shows of a result: each head on its workload, and plain decode; of several workloads each one."""
+    """What README shows of a result: plain decode and each head, as they are served; of several workloads each one."""
     if summary.overall is not None:
         return markdown_table(_COLUMNS, _rows(summary, "lines")) + "\n"
     name = next(iter(summary.workloads), None)
     heads: dict[str, WorkloadSummary] = {}
     for label, part in _parts(summary).items():
-        if name in part.workloads:
+        if name in part.workloads and part is not summary.without_lookup:
             heads[label] = part.workloads[name]
     if not heads:
         raise SystemExit("the result holds no workload; measure with `fledge bench`")
@@ -161,6 +167,7 @@ class Chart(NamedTuple):
 
     svg: str
     sentence: str
+    title: str = _TITLE
 
 
 def charts(root: Path = ROOT) -> dict[str, Chart]:
@@ -176,6 +183,12 @@ def charts(root: Path = ROOT) -> dict[str, Chart]:
     simulated = root / "results" / "simulated.json"
     if simulated.exists():
         found[SIMULATED] = _simulated_chart(Simulated.model_validate_json(simulated.read_text("utf-8")))
+    summaries = [Summary.load(str(path)) for path in sorted(root.glob("results/given-files*.json"))]
+    if summaries:
+        found[PROMPTS] = _prompts_chart(summaries)
+    peers = root / "results" / "peers.jsonl"
+    if peers.exists():
+        found[ENGINES] = _engines_chart(read_peers(str(peers)))
     return found
 
 
@@ -216,6 +229,73 @@ def _simulated_chart(simulated: Simulated) -> Chart:
     )
 
 
+def _prompts_chart(summaries: Sequence[Summary]) -> Chart:
+    """Speed-ups of the shipped head on public prompts, a bar per machine."""
+    styles = ("s-trained", "s-released", "s-third", "s-fourth")
+    machines = {style: summary.machine for style, summary in zip(styles, summaries, strict=False)}
+    legend = [
+        (style, f"{machine.cpu}, {'with' if 'amx_bf16' in machine.flags else 'without'} AMX")
+        for style, machine in machines.items()
+    ]
+    bars = [
+        Bar(name.replace("_", " "), line.speedup, times(line.speedup), style)
+        for name in summaries[0].lines
+        for style, summary in zip(styles, summaries, strict=False)
+        if (line := summary.lines.get(name)) is not None and line.speedup is not None
+    ]
+    title = "Speed-up of the shipped head"
+    svg = standalone([_bar_chart(bars, title)], legend, note="one request at a time, greedy, bf16", dark=True)
+    return Chart(svg + "\n", "The tables, with machines and dates, are in the [lab](lab/results.md).", title)
+
+
+def _engines_chart(peers: PeersFound) -> Chart:
+    """Tokens per second of each engine's faster mode, one request at a time."""
+    speeds: dict[tuple[str, str], list[float]] = {}
+    for row in peers.rows:
+        if row.concurrency == 1:
+            speeds.setdefault((row.peer, row.mode), []).append(row.throughput)
+    best: dict[str, tuple[float, str]] = {}
+    for (peer, mode), found in speeds.items():
+        best[peer] = max(best.get(peer, (0.0, "")), (median(found), mode))
+    bars = [
+        Bar(f"{peer}, {mode}", speed, f"{speed:.0f}", "s-released" if peer == "fledge" else "s-plain")
+        for peer, (speed, mode) in sorted(best.items(), key=lambda item: -item[1][0])
+    ]
+    title = "Tokens per second, one request at a time"
+    svg = standalone(
+        [_bar_chart(bars, title)], note="same weights and prompts, each in its faster mode", dark=True
+    )
+    return Chart(
+        svg + "\n", "The table, with machine and date, is in the [lab](lab/benchmarks.md#peers).", title
+    )
+
+
+class Bar(NamedTuple):
+    """A bar with its label on the left and its value behind it."""
+
+    label: str
+    value: float
+    text: str
+    style: str
+
+
+def _bar_chart(bars: Sequence[Bar], description: str) -> str:
+    """Horizontal bars; of neighbours with the same label only the first shows it."""
+    left, step = 126.0, HEIGHT / len(bars)
+    scale = (WIDTH - left - 48) / max(bar.value for bar in bars)
+    parts = []
+    for place, bar in enumerate(bars):
+        middle = (place + 0.5) * step
+        if place == 0 or bars[place - 1].label != bar.label:
+            parts.append(f'<text class="end" x="{left - 8:.0f}" y="{middle + 4:.1f}">{bar.label}</text>')
+        box = f'x="{left:.0f}" y="{middle - 0.38 * step:.1f}" height="{0.76 * step:.1f}"'
+        parts.append(f'<rect class="column {bar.style}" {box} width="{bar.value * scale:.1f}" rx="2"/>')
+        parts.append(
+            f'<text class="start" x="{left + bar.value * scale + 6:.1f}" y="{middle + 4:.1f}">{bar.text}</text>'
+        )
+    return f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="{description}">{"".join(parts)}</svg>'
+
+
 def _drawn(panels: dict[str, Gains], title: str = "", note: str = "") -> str:
     naming = Naming(_NAMES, _STYLES)
     drawings = [gain_chart(gains, naming, description) for description, gains in panels.items()]
@@ -230,7 +310,7 @@ def filled(text: str, root: Path = ROOT) -> str:
 
     def chart(match: re.Match[str]) -> str:
         made = drawn.get(match[2].rpartition("/")[2])
-        return match[1] + (f"![{_TITLE}]({match[2]})\n\n{made.sentence}\n" if made else "") + match[3]
+        return match[1] + (f"![{made.title}]({match[2]})\n\n{made.sentence}\n" if made else "") + match[3]
 
     def block(match: re.Match[str]) -> str:
         place = str(root / match[3])
@@ -252,7 +332,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 def main() -> None:
     """Write or check README.md and docs/."""
     wanted = {ROOT / "docs" / name: chart.svg for name, chart in charts().items()}
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         wanted[path] = filled(path.read_text("utf-8"))
     wrong = [path for path, made in wanted.items() if not path.exists() or path.read_text("utf-8") != made]
     if wrong and "--check" in sys.argv:

@@ -18,7 +18,7 @@ _HEAD = """# Recipe reference
 
 A recipe is a YAML file with one part per stage. It names only what differs from the defaults below. Shipped recipes are
 used by name (`fledge run demo`), others by path or fsspec URL; settings after it change single keys:
-```
+```sh
 fledge run my.yaml train.epochs=3 "respond.temperatures={0.0: 1.0}" bench.concurrency=[1,8] --run-dir runs/mine
 ```
 Values are YAML. An unknown key is refused, naming the closest valid one. The recipe a run used, defaults included, is
@@ -31,15 +31,34 @@ def reference() -> str:
     """The page."""
     parts = [_HEAD]
     for name, field in Recipe.model_fields.items():
-        model = cast(type[BaseModel], field.annotation)
-        parts.append(f"\n## {name}\n{model.__doc__}\n\n| key | default | meaning |\n|---|---|---|\n")
-        parts += [_row(f"{name}.{key}", option) for key, option in model.model_fields.items()]
+        parts += _section(name, cast(type[BaseModel], field.annotation), f"{name}.", "##")
     return "".join(parts)
+
+
+def _section(title: str, model: type[BaseModel], prefix: str, level: str) -> list[str]:
+    """A model's table, then one for each model that its options hold."""
+    rows = [_row(f"{prefix}{key}", option) for key, option in model.model_fields.items()]
+    parts = [f"\n{level} {title}\n{model.__doc__}\n\n| key | default | meaning |\n|---|---|---|\n", *rows]
+    inner: dict[type[BaseModel], str] = {}  # each once, under the first option that holds it
+    for key, option in model.model_fields.items():
+        for held in _models(option.annotation):
+            inner.setdefault(held, key)
+    for held, key in inner.items():
+        parts += _section(f"{title}.{key}", held, "", level + "#")
+    return parts
+
+
+def _models(annotation: object) -> list[type[BaseModel]]:
+    """The models of which an option holds one or several."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
 
 
 def _row(key: str, option: FieldInfo) -> str:
     default = option.get_default(call_default_factory=True)
     shown = "null" if default is None else str(list(default) if isinstance(default, tuple) else default)
+    shown = "required" if option.is_required() else shown or '""'
     meaning, choices = (option.description or "").replace("|", "/"), _choices(option.annotation)
     if not all(choice in meaning for choice in choices):
         *others, last = (f"`{choice}`" for choice in choices)

@@ -1,4 +1,4 @@
-"""Numbers in README and results equal committed results; notebooks run; the site builds without a warning."""
+"""Pages stay short; their numbers equal committed results; notebooks run; the site builds without a warning."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fledge.bench.report.formats import number, times
 from tests.bench.synthetic import bench_result
 
 ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
 
 
 def numbers() -> ModuleType:
@@ -33,12 +34,32 @@ def numbers() -> ModuleType:
 
 
 def test_published_numbers_equal_the_committed_results() -> None:
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for path in PAGES:
         text = path.read_text("utf-8")
         assert numbers().filled(text) == text, f"{path.name}: run python docs/readme_numbers.py"
     for name, chart in numbers().charts().items():
         drawn = (ROOT / "docs" / name).read_text("utf-8")
         assert drawn == chart.svg, f"{name}: run python docs/readme_numbers.py"
+
+
+def words_of(page: Path) -> int:
+    """Words of a page, code and tables included: whatever holds a letter or a digit between two spaces."""
+    return len(re.findall(r"\S*\w\S*", page.read_text("utf-8")))
+
+
+def shelf(name: str) -> list[Path]:
+    """The pages below a heading of the site's menu."""
+    menu = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    part = re.split(r"^  - ", menu.partition(f"  - {name}:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return [ROOT / "docs" / page for page in re.findall(r"^      - .+: (\S+\.md)$", part, re.MULTILINE)]
+
+
+def test_readme_and_the_pages_for_users_stay_short() -> None:
+    assert words_of(ROOT / "README.md") <= 700
+    pages = [*shelf("Use"), *shelf("Understand")]
+    assert len(pages) >= 15
+    # What was tried, all tables and machines' histories are for the Lab.
+    assert sum(map(words_of, pages)) <= 12_000
 
 
 def test_committed_results_parse() -> None:
@@ -59,7 +80,7 @@ def shown(text: str, pattern: str) -> list[tuple[str, ...]]:
 
 
 class Results(NamedTuple):
-    """The committed results that README's sentences are about."""
+    """The committed results that the pages' sentences are about."""
 
     demo: Summary
     other_demo: Summary  # without AMX,
@@ -81,7 +102,7 @@ LIST = r"((?:[\d.]+, )*[\d.]+ and [\d.]+\d)"
 
 
 def spoken(text: str, results: Results) -> Iterator[tuple[str, float]]:
-    """Figures within README's sentences, as they are written, each with the committed result."""
+    """Figures within sentences, as they are written, each with the committed result."""
     demo, other = results.demo, results.other_demo
     for rows, cost in shown(text, r"of (\d+) nodes (?:cost )?(\d\.\d+)"):
         yield cost, demo.verify_cost[int(rows)]
@@ -122,8 +143,8 @@ def numbers_in(text: str) -> list[str]:
     return re.findall(r"[\d.]*\d", text)
 
 
-def test_numbers_in_readmes_sentences_equal_the_committed_results() -> None:
-    pages = (ROOT / "README.md", ROOT / "docs" / "results.md")
+def test_numbers_in_sentences_equal_the_committed_results() -> None:
+    pages = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "lab" / "results.md")
     found = list(spoken("\n".join(page.read_text("utf-8") for page in pages), committed()))
     # A sentence that was put differently isn't looked up any more: change its pattern, too.
     assert len(found) >= 22
@@ -195,6 +216,34 @@ def test_charts_are_drawn_from_the_newest_results_and_say_what_is_simulated(tmp_
         "Simulated, not measured (`python -m tests.engine.devices`, 2026-11-27)."
     )
     assert chart.sentence.endswith("0.99×, is that of the random head on L4, 1B with 1 request.")
+
+
+def test_the_chart_of_engines_shows_each_in_its_faster_mode(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    rows = [
+        ("fledge", "plain", 90.0),
+        ("fledge", "eagle3", 154.2),
+        ("vllm", "plain", 34.0),
+        ("vllm", "eagle3", 20.0),
+    ]
+    made = [
+        {
+            "peer": peer,
+            "mode": mode,
+            "version": f"{peer} 1",
+            "concurrency": level,
+            "repeat": 0,
+            "tpot_ms": 1.0,
+        }
+        | {"throughput": speed * level, "identical": 8, "own": 8, "answers": 8}
+        for peer, mode, speed in rows
+        for level in (1, 8)
+    ]
+    (tmp_path / "results" / "peers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    chart = numbers().charts(tmp_path)["engines.svg"]
+    assert re.findall(r'class="(?:end|start)"[^>]*>([^<]+)<', chart.svg) == [
+        *("fledge, eagle3", "154", "vllm, plain", "34")
+    ]
 
 
 def execute(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:

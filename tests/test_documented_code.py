@@ -42,7 +42,7 @@ def execute(code: str, names: dict[str, Any]) -> None:
 
 def test_every_page_with_python_is_run_below() -> None:
     pages = {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
     }
     assert {page for page in pages if examples(page)} == {
         "README.md",

@@ -15,7 +15,7 @@ from fledge.commands.main import app
 from fledge.run.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`]*\bfledge [^`]*)`", re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s\"'(])(?:\.venv/bin/)?fledge (?!\.\.\.)(.*)", re.DOTALL)
@@ -64,7 +64,7 @@ def command(arguments: list[str]) -> tuple[Any, list[str]]:
     return found, arguments
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_blocks_can_be_given_as_they_are(page: Path) -> None:
     for line in fenced(page.read_text("utf-8")):
         if " ..." in line:
@@ -78,7 +78,7 @@ def test_commands_in_blocks_can_be_given_as_they_are(page: Path) -> None:
             load_recipe("demo", [word for word in arguments if SETTING.match(word)])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_options_within_sentences_exist(page: Path) -> None:
     for line in inline(page.read_text("utf-8")):
         if "|" in line or "..." in line.split(" ")[1]:

@@ -12,7 +12,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
-LACKS = "this processor lacks avx512_bf16"
+LACKS = "this processor lacks avx2"
 NO_COMPILER = "no C++ compiler was found"
 
 

@@ -44,6 +44,16 @@ def test_a_cache_that_cannot_be_written_is_broken(
     assert "! CPU kernels: FLEDGE_NATIVE=0 turns them off" in told
 
 
+@pytest.mark.kernels
+def test_the_kernels_instruction_set_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = build.available_isas()[-1]
+    monkeypatch.setenv("FLEDGE_ISA", name)
+    assert found()["CPU kernels"].found.startswith(f"{build.INSTRUCTION_SETS[name].title}, ")
+    monkeypatch.setenv("FLEDGE_ISA", "sse4")
+    assert found()["CPU kernels"].state == "broken"
+    assert f"this machine has {', '.join(build.available_isas())}" in found()["CPU kernels"].found
+
+
 def test_packages_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     version = metadata.version
     held = {"transformers": "4.50.0"}

@@ -80,10 +80,10 @@ def test_a_cache_that_cannot_be_written_is_said_and_another_helps(
     monkeypatch.setattr(build, "compile_library", small)
     (tmp_path / "cache").symlink_to(tmp_path / "unmounted")
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
-    library, reason = build._load.__wrapped__()
+    library, reason = build._load.__wrapped__("avx2")
     assert library is None
     assert "cache is a link to" in reason
     assert "FLEDGE_CACHE names another folder" in reason
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "other"))
     with pytest.raises(AttributeError, match="fledge_mirrored"):  # the small library is compiled and loaded
-        build._load.__wrapped__()
+        build._load.__wrapped__("avx2")

@@ -20,7 +20,10 @@ from tests.native.test_native_decoder import (
     tokens_of,
 )
 
-pytestmark = pytest.mark.kernels
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif("avx512bf16" not in build.available_isas(), reason="the emulation needs AVX-512 bf16"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def emulated() -> ctypes.CDLL:
     compiler = build.find_compiler()
     assert compiler
     quick = ("-O1" if flag == "-O3" else flag for flag in build.FLAGS)  # to compile
-    flags = (*quick, "-include", str(header))
+    flags = (*quick, *build.INSTRUCTION_SETS["avx512bf16"].flags, "-include", str(header))
     name = f"emulated-{zlib.crc32(header.read_bytes()):08x}"
     path = build.compile_library(compiler, name, Path(build.__file__).parent, flags)
     # Its threads are never started: AMX's permission isn't asked for.
@@ -57,7 +60,7 @@ def test_tiles_give_what_the_avx512_path_gives(
         return tree, steps
 
     expected, _ = forwards()
-    monkeypatch.setattr(build, "_load", lambda: (emulated, ""))
+    monkeypatch.setattr(build, "_load", lambda isa: (emulated, ""))
     tree, steps = forwards()
     assert (tree - expected).abs().max() < 0.02 * expected.abs().max()
     for depth, node in enumerate(chain):  # and a node's row is a plain step's, bit for bit, here too
@@ -70,7 +73,7 @@ def test_tiles_of_bytes_give_what_vnni_gives_bit_for_bit(
 ) -> None:
     generator = torch.Generator().manual_seed(inputs)
     weight, rows = (torch.randn(n, inputs, generator=generator).bfloat16() for n in (75, 300))
-    monkeypatch.setattr(build, "_load", lambda: (emulated, ""))
+    monkeypatch.setattr(build, "_load", lambda isa: (emulated, ""))
     matrix = ops.PackedMatrix(weight, int8=True)
     alone = torch.cat([matrix.multiply(row[None]) for row in rows])  # so few rows that no tile is used
     for count in (7, 16, 17, 32, 40, 300):
@@ -80,7 +83,7 @@ def test_tiles_of_bytes_give_what_vnni_gives_bit_for_bit(
 def test_screening_by_tiles_finds_the_argmax_of_all_logits(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_load", lambda: (emulated, ""))
+    monkeypatch.setattr(build, "_load", lambda isa: (emulated, ""))
     config = make_config(hidden_size=128)  # two whole groups of inputs: tiles take no half ones
     decoder = NativeDecoder(config, make_weights(config))
     batch = one_request(tokens_of(40, config.vocab_size, seed=1), 0)

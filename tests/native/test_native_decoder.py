@@ -1,4 +1,4 @@
-"""The AMX decoder against the plain torch one, and its row invariance."""
+"""The native decoder against the plain torch one, and its row invariance."""
 
 from __future__ import annotations
 

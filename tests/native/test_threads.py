@@ -53,9 +53,9 @@ def test_what_is_no_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch
         build.default_threads()
 
 
-@pytest.mark.parametrize("value", ["off", "false", "AVX512"])
+@pytest.mark.parametrize("value", ["off", "false", "avx512"])
 def test_unknown_kernels_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FLEDGE_NATIVE", value)
-    for asked in (build.unavailable_reason, build.instruction_set, kernels._library.__wrapped__):
+    for asked in (build.unavailable_reason, kernels._library.__wrapped__):
         with pytest.raises(EngineError, match=r"FLEDGE_NATIVE is .* use 0"):
             asked()

@@ -1,14 +1,17 @@
 """CPU kernels: matrix products, tree attention, whole forwards and whole rounds in C++, compiled where they run.
 
-They are compiled with the system's C++ compiler on first use (build.py) and called through ctypes: abi.py has the C
-structures; ops.py, `target/cpu.py`, `draft/cpu.py` and `engine/rounds/native.py` make the calls. One rule holds
-throughout: every sum runs in one fixed order, so a row's result never depends on the rows beside it. Read the C++ from
-the bottom up:
+They are compiled with the system's C++ compiler on first use, for the processor's instruction set (build.py), and
+called through ctypes: abi.py has the C structures; ops.py, `target/cpu.py`, `draft/cpu.py` and
+`engine/rounds/native.py` make the calls. One rule holds throughout: every sum runs in one fixed order, so a row's
+result never depends on the rows beside it. Read the C++ from the bottom up:
 
-    arithmetic   vector_math.h      bf16, exp, SiLU, RMS norm in AVX-512
+    arithmetic   vectors.h          vectors of 16 numbers: by AVX-512 (vectors_avx512.h), or for AVX2 and NEON by the
+                                    compiler's own (vectors_portable.h)
+                 vector_math.h      exp, SiLU, RMS norm
                  threads.h          a team of threads: barriers, work stealing
     products     gemm.h             weights packed in panels of 32 outputs; the loop over panels and rows
-                 tiles_avx512.h     one panel times some rows: the microkernel (tiles_amx.h: by AMX tiles)
+                 tiles_vectors.h    one panel times some rows (tiles_amx.h: by AMX tiles)
+                 block_bf16.h       its microkernel by AVX-512 bf16 (block_float.h: in float)
                  int8.h             the same with 8-bit weights
                  prefetch.h         weights prefetched across the products of a forward
     attention    kv_pages.h         how a page of keys and values lies in memory
@@ -26,7 +29,8 @@ the bottom up:
                  draft.cpp          draft
                  tree.h             trees on the host, between forwards: tree.cpp, lookup.cpp
 
-docs/kernels.md says what each step brought. tests/native holds what protects them, AMX on other processors included.
+docs/lab/kernels.md says what each step brought. tests/native holds what protects them, on other processors' instruction
+sets, too.
 """
 
 from fledge.native.build import cache_folder, cpu_flags, library, unavailable_reason

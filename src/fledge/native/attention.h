@@ -71,10 +71,10 @@ struct PagePrefetch {
   [[gnu::always_inline]] void advance(int time) {
     for (due += rate * time; due >= 1 && left > 0; due -= 1, --left) {
       if (kInterleavePages) {
-        for (int i = 0; i < count; ++i) _mm_prefetch(pages[i] + offset, _MM_HINT_T1);
+        for (int i = 0; i < count; ++i) prefetch_to_l2(pages[i] + offset);
         offset = offset < half ? offset + half : offset - half + kLine;
       } else {
-        _mm_prefetch(pages[page] + offset, _MM_HINT_T1);
+        prefetch_to_l2(pages[page] + offset);
         offset += kLine;
         if (offset == 2 * half) offset = 0, ++page;
       }
@@ -188,8 +188,8 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
           const bf16* low = page(left) + c.shape.half() + value_offset(left % kPage & ~1, 0);
           const bf16* high = page(right) + c.shape.half() + value_offset(right % kPage & ~1, 0);
           for (int d = 0; d < hd; d += 16)
-            _mm512_storeu_si512(gathered + value_offset(at - start, d),
-                                pair_values(low + value_offset(0, d), left % 2, high + value_offset(0, d), right % 2));
+            store_line(gathered + value_offset(at - start, d),
+                       pair_values(low + value_offset(0, d), left % 2, high + value_offset(0, d), right % 2));
         }
         std::memset(one, 0, 16 * kPage * sizeof(bf16));
         for (int g = 0; g < some; ++g)
@@ -209,12 +209,12 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
     if (view.length <= begin || view.start >= end) continue;
     if (view.splits() == 1) {
       bf16* target = c.out + (static_cast<size_t>(row) * c.heads + kv_head * group + q % group) * hd;
-      __m512 inverse = _mm512_set1_ps(1.0f / sums[q]);
-      for (int d = 0; d < hd; d += 16) store_bf16(target + d, _mm512_mul_ps(_mm512_loadu_ps(o + d), inverse));
+      Floats inverse = broadcast(1.0f / sums[q]);
+      for (int d = 0; d < hd; d += 16) store_bf16(target + d, load(o + d) * inverse);
     } else {
       c.maxima[to + q] = maxima[q];
       c.sums[to + q] = sums[q];
-      for (int d = 0; d < hd; d += 16) _mm512_storeu_ps(c.partial + (to + q) * hd + d, _mm512_loadu_ps(o + d));
+      for (int d = 0; d < hd; d += 16) store(c.partial + (to + q) * hd + d, load(o + d));
     }
   }
 }
@@ -236,36 +236,35 @@ inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int 
   }
   if (!any) return;
   size_t from = c.first_query(kv_head, 0) + first, stride = c.split_queries();
-  __m512i from_split = _mm512_load_si512(firsts), to_split = _mm512_load_si512(stops);
-  auto has = [&](int s) -> __mmask16 {
-    __m512i split = _mm512_set1_epi32(s);
-    return _mm512_cmpgt_epi32_mask(to_split, split) & _mm512_cmple_epi32_mask(from_split, split);
+  Ints from_split = load(firsts), to_split = load(stops);
+  auto has = [&](int s) -> Mask { return greater(to_split, broadcast(s)) & at_least(broadcast(s), from_split); };
+  auto those_of = [&](const float* all, int s) {  // zeros for queries that the split isn't of
+    return select(has(s), load_first(all + s * stride + from, queries), zeros());
   };
-  __m512 high = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
-  for (int s = 0; s < most; ++s)
-    high = _mm512_mask_max_ps(high, has(s), high, _mm512_maskz_loadu_ps(has(s), c.maxima + s * stride + from));
+  Floats high = broadcast(-INFINITY), total = zeros();
+  for (int s = 0; s < most; ++s) high = select(has(s), maximum(high, those_of(c.maxima, s)), high);
   float* factors = scratch.factors.ensure(static_cast<size_t>(most) * kMergedAtOnce);
   for (int s = 0; s < most; ++s) {
-    __m512 factor = exp512(_mm512_sub_ps(_mm512_maskz_loadu_ps(has(s), c.maxima + s * stride + from), high));
-    total = _mm512_mask3_fmadd_ps(factor, _mm512_maskz_loadu_ps(has(s), c.sums + s * stride + from), total, has(s));
-    _mm512_storeu_ps(factors + s * kMergedAtOnce, factor);
+    Floats factor = exponential(those_of(c.maxima, s) - high);
+    total = select(has(s), fmadd(factor, those_of(c.sums, s), total), total);
+    store(factors + s * kMergedAtOnce, factor);
   }
   alignas(64) float inverse[kMergedAtOnce];
-  _mm512_store_ps(inverse, _mm512_div_ps(_mm512_set1_ps(1.0f), total));
+  store(inverse, broadcast(1.0f) / total);
   for (int q = 0; q < queries; ++q) {
     if (stops[q] - firsts[q] <= 1) continue;
     int row = (first + q) / group, head = kv_head * group + (first + q) % group;
     bf16* out = c.out + (static_cast<size_t>(row) * c.heads + head) * hd;
     for (int d = 0; d < hd; d += 32) {
-      __m512 left = _mm512_setzero_ps(), right = left;
+      Floats left = zeros(), right = left;
       for (int s = firsts[q]; s < stops[q]; ++s) {
         const float* o = c.partial + (s * stride + from + q) * hd + d;
-        __m512 factor = _mm512_set1_ps(factors[s * kMergedAtOnce + q]);
-        left = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o), left);
-        right = _mm512_fmadd_ps(factor, _mm512_loadu_ps(o + 16), right);
+        Floats factor = broadcast(factors[s * kMergedAtOnce + q]);
+        left = fmadd(factor, load(o), left);
+        right = fmadd(factor, load(o + 16), right);
       }
-      store_bf16(out + d, _mm512_mul_ps(left, _mm512_set1_ps(inverse[q])));
-      store_bf16(out + d + 16, _mm512_mul_ps(right, _mm512_set1_ps(inverse[q])));
+      store_bf16(out + d, left * broadcast(inverse[q]));
+      store_bf16(out + d + 16, right * broadcast(inverse[q]));
     }
   }
 }

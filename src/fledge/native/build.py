@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from fledge.base import disk
 from fledge.base.errors import EngineError
@@ -22,18 +23,32 @@ from fledge.native.cgroup import own_groups
 
 logger = logging.getLogger("fledge.once")
 
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=x86-64-v4",
-    "-mavx512bf16",
-    "-mavx512vnni",
-    "-shared",
-    "-fPIC",
-    "-pthread",
-)
-NEEDED_CPU_FLAGS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl")
-AMX_FLAGS = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
+FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread")
+
+
+class InstructionSet(NamedTuple):
+    """What the kernels can be compiled for: processors that have it, and the compiler's flags."""
+
+    title: str
+    machine: str  # as in `platform.machine`
+    cpu_flags: frozenset[str]  # which a processor needs; see `cpu_flags`
+    flags: tuple[str, ...]
+
+
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
+INSTRUCTION_SETS = {  # by their names in $FLEDGE_ISA, the fastest first
+    "amx": InstructionSet(
+        "AMX", "x86_64", _BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    ),
+    "avx512bf16": InstructionSet("AVX-512 bf16", "x86_64", _BF16, _BF16_FLAGS),
+    "avx512": InstructionSet("AVX-512", "x86_64", _AVX512, ("-march=x86-64-v4",)),
+    "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-mavx2", "-mfma")),
+    "neon": InstructionSet("NEON", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
+}  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -66,20 +81,22 @@ def container_cores(folder: Path) -> int | None:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags (Linux; empty elsewhere)."""
+    """The processor's feature flags, as Linux names them (empty elsewhere)."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return frozenset()
-    lines = [line for line in text.splitlines() if line.startswith("flags")]
+    lines = [line for line in text.splitlines() if line.startswith(("flags", "Features"))]
     return frozenset(lines[0].split(":", 1)[1].split()) if lines else frozenset()
 
 
 def native_setting() -> str:
-    """$FLEDGE_NATIVE: 1, 0 (no kernels) or avx512 (without AMX). Raises EngineError for anything else."""
+    """$FLEDGE_NATIVE: 1 or 0 (no kernels). Raises EngineError for anything else."""
     setting = os.environ.get("FLEDGE_NATIVE") or "1"
-    if setting not in ("0", "1", "avx512"):
-        raise EngineError(f"FLEDGE_NATIVE is {setting!r}; use 0 (no kernels), avx512 (without AMX) or 1")
+    if setting not in ("0", "1"):
+        raise EngineError(
+            f"FLEDGE_NATIVE is {setting!r}; use 0 (no kernels) or 1, and FLEDGE_ISA to choose their instructions"
+        )
     return setting
 
 
@@ -87,21 +104,49 @@ def unavailable_reason() -> str:
     """Why the native kernels can't run here; empty when they can."""
     if native_setting() == "0":
         return "FLEDGE_NATIVE=0 turns them off"
-    return unfit_machine() or _load()[1]
+    return unfit_machine() or _load(isa())[1]
 
 
 def unfit_machine() -> str:
     """Why no setting or compiler makes the native kernels run here; empty if system and processor are fit."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return f"they need Linux on x86-64, this is {platform.system()} on {platform.machine()}"
-    missing = [flag for flag in NEEDED_CPU_FLAGS if flag not in cpu_flags()]
-    return f"this processor lacks {', '.join(missing)}" if missing else ""
+    machine = platform.machine()
+    if platform.system() != "Linux" or machine not in ("x86_64", "aarch64"):
+        return f"they need Linux on x86-64 or arm64, this is {platform.system()} on {machine}"
+    if available_isas():
+        return ""
+    least = next(s for s in reversed(INSTRUCTION_SETS.values()) if s.machine == machine)
+    return f"this processor lacks {', '.join(sorted(least.cpu_flags - cpu_flags()))}"
+
+
+def available_isas() -> tuple[str, ...]:
+    """The names of the instruction sets that this machine has, the fastest first."""
+    return _isas_of(platform.machine(), cpu_flags())
+
+
+@functools.cache
+def _isas_of(machine: str, flags: frozenset[str]) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, needs in INSTRUCTION_SETS.items()
+        if needs.machine == machine and needs.cpu_flags <= flags
+    )
+
+
+def isa() -> str:
+    """The name of the instruction set that the kernels use: $FLEDGE_ISA, or the fastest one.
+
+    Raises EngineError if this machine doesn't have the one in $FLEDGE_ISA, or none at all.
+    """
+    there = available_isas()
+    wanted = os.environ.get("FLEDGE_ISA") or (there[0] if there else "")
+    if wanted not in there:
+        raise EngineError(f"FLEDGE_ISA is {wanted!r}; this machine has {', '.join(there) or 'none of them'}")
+    return wanted
 
 
 def instruction_set() -> str:
-    """What the kernels multiply with on this processor, AMX or AVX-512 bf16; $FLEDGE_NATIVE=avx512 leaves AMX out."""
-    wants_amx = native_setting() != "avx512"
-    return "AMX" if wants_amx and all(flag in cpu_flags() for flag in AMX_FLAGS) else "AVX-512 bf16"
+    """What the kernels multiply with, as one writes it. Raises as `isa` does."""
+    return INSTRUCTION_SETS[isa()].title
 
 
 def library() -> ctypes.CDLL:
@@ -110,10 +155,10 @@ def library() -> ctypes.CDLL:
     Raises:
         RuntimeError: when they can't run here; ask `unavailable_reason` first.
     """
-    reason = unavailable_reason()
-    loaded = _load()[0]
-    if reason or loaded is None:
+    if reason := unavailable_reason():
         raise RuntimeError(f"native kernels are not available: {reason}")
+    loaded = _load(isa())[0]
+    assert loaded is not None
     return loaded
 
 
@@ -176,22 +221,27 @@ def _first_error(output: str) -> str:
     return next((line for line in lines if "error:" in line), lines[-1])
 
 
+def compile_kernels(compiler: str, name: str) -> Path:
+    """The kernels for an instruction set; see `compile_library`."""
+    flags = (*FLAGS, *INSTRUCTION_SETS[name].flags)
+    return compile_library(compiler, f"fledge-{name}", Path(__file__).parent, flags)
+
+
 @functools.cache
-def _load() -> tuple[ctypes.CDLL | None, str]:
+def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
+    """The kernels for an instruction set, started; or None and the reason."""
     compiler = find_compiler()
     if not compiler:
         return None, "no C++ compiler was found (install g++, or set CXX)"
     try:
-        flags = (*FLAGS, *AMX_FLAGS.values()) if instruction_set() == "AMX" else FLAGS
-        path = compile_library(compiler, "fledge", Path(__file__).parent, flags)
-        loaded = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(compile_kernels(compiler, name)))
     except OSError as error:
         return None, f"{error} (FLEDGE_CACHE names another folder to keep them in)"
     except RuntimeError as error:
         return None, str(error)
     declare(loaded)
     if loaded.fledge_start(default_threads()) != 0:
-        return None, "the kernel of this system refuses AMX state to processes"
+        return None, "the system refuses AMX state to processes; FLEDGE_ISA=avx512bf16 does without it"
     return loaded, ""
 
 

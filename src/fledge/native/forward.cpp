@@ -20,7 +20,7 @@ void add_matrices(std::vector<const Packed*>& weights, const Layer& l) {
 }
 
 void copy_bf16(bf16* out, const float* x, int width) {
-  for (int i = 0; i < width; i += 16) store_bf16(out + i, _mm512_loadu_ps(x + i));
+  for (int i = 0; i < width; i += 16) store_bf16(out + i, load(x + i));
 }
 
 // The head's input to fc in row r: three layers' features, each normed if the head has norms for them.
@@ -33,7 +33,7 @@ void copy_features(const DraftHead& h, const HeadOutputs& out, int r, bf16* x) {
   }
   std::vector<float> wide(width);
   for (int at = 0; at < fused; at += width) {
-    for (int i = 0; i < width; i += 16) _mm512_storeu_ps(wide.data() + i, load_bf16(f + at + i));
+    for (int i = 0; i < width; i += 16) store(wide.data() + i, load_bf16(f + at + i));
     rms_norm(wide.data(), h.fc_norm + at, x + at, width, h.shape.eps);
   }
 }
@@ -42,14 +42,13 @@ void copy_features(const DraftHead& h, const HeadOutputs& out, int r, bf16* x) {
 void join_inputs(const DraftHead& h, int token, float* residual, bf16* x) {
   const Shape& s = h.shape;
   const bf16* e = h.embedding + static_cast<size_t>(token) * s.hidden;
-  __m512 sum = _mm512_setzero_ps();
-  for (int i = 0; i < s.hidden; i += 16) sum = _mm512_fmadd_ps(load_bf16(e + i), load_bf16(e + i), sum);
-  __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / s.hidden + s.eps));
-  for (int i = 0; i < s.hidden; i += 16)
-    store_bf16(x + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(e + i), scale), _mm512_loadu_ps(h.layer.input_norm + i)));
+  Floats sum = zeros();
+  for (int i = 0; i < s.hidden; i += 16) sum = fmadd(load_bf16(e + i), load_bf16(e + i), sum);
+  Floats scale = broadcast(1.0f / std::sqrt(sum_of(sum) / s.hidden + s.eps));
+  for (int i = 0; i < s.hidden; i += 16) store_bf16(x + i, load_bf16(e + i) * scale * load(h.layer.input_norm + i));
   rms_norm(residual, h.hidden_norm, x + s.hidden, s.hidden, s.eps);
   if (h.norm_before_residual)
-    for (int i = 0; i < s.hidden; i += 16) _mm512_storeu_ps(residual + i, load_bf16(x + s.hidden + i));
+    for (int i = 0; i < s.hidden; i += 16) store(residual + i, load_bf16(x + s.hidden + i));
 }
 
 // The m-th wanted row's k proposals, from its logits over the draft vocabulary.
@@ -145,8 +144,8 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
       float* x = residual(r);
       bf16 scaled[16];  // rounded, as transformers does; times 1 changes nothing
       for (int i = 0; i < s.hidden; i += 16) {
-        store_bf16(scaled, _mm512_mul_ps(load_bf16(e + i), _mm512_set1_ps(d->embedding_scale)));
-        _mm512_storeu_ps(x + i, load_bf16(scaled));
+        store_bf16(scaled, load_bf16(e + i) * broadcast(d->embedding_scale));
+        store(x + i, load_bf16(scaled));
       }
     });
     int rows = b.rows;
@@ -215,7 +214,7 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
     } else {
       t.for_each(id, b.rows, [&](int r) {
         const bf16* x = out.inputs + static_cast<size_t>(r) * s.hidden;
-        for (int i = 0; i < s.hidden; i += 16) _mm512_storeu_ps(residual(r) + i, load_bf16(x + i));
+        for (int i = 0; i < s.hidden; i += 16) store(residual(r) + i, load_bf16(x + i));
       });
     }
     t.for_each(id, b.rows, [&](int r) {

@@ -4,7 +4,7 @@
 // each. A block consists of 32 lines of 64 bytes: a line holds two neighbours of k, a pair, for 16 outputs, as the
 // dot product instructions take them. The order of a block's lines suits the instructions (`block_offset`):
 //
-//     AVX-512    | k 0,1: outputs 0-15 | k 0,1: outputs 16-31 | k 2,3: outputs 0-15 | ...      line after line, as read
+//     vectors    | k 0,1: outputs 0-15 | k 0,1: outputs 16-31 | k 2,3: outputs 0-15 | ...      line after line, as read
 //     AMX        | k 0,1 .. 30,31: outputs 0-15 | k 0,1 .. 30,31: outputs 16-31 |              two tiles of 16 lines
 //
 // So a forward reads every weight once, front to back. Threads share out the panels of a product.
@@ -86,6 +86,7 @@ inline Packed pack_int8(const bf16* weight, int outputs, int inputs, bool interl
     std::free(w.int8);
     std::free(w.scale);
     w.int8 = nullptr;
+    w.scale = nullptr;
     return w;
   }
   std::memset(w.int8, 128, w.elements());

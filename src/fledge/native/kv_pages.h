@@ -34,19 +34,15 @@ inline void write_key(bf16* page, int entry, const bf16* key, int head_dim) {
     std::memcpy(page + key_offset(entry, d), key + d, 4);
 }
 inline void write_value(bf16* page, int entry, const bf16* value, int head_dim) {
-  for (int d = 0; d < head_dim; d += 16) {
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + d)));
-    if (entry % 2) wide = _mm512_slli_epi32(wide, 16);
-    _mm512_mask_storeu_epi16(page + value_offset(entry & ~1, d), entry % 2 ? 0xaaaaaaaa : 0x55555555, wide);
-  }
+  for (int d = 0; d < head_dim; d += 16) store_alternate(page + value_offset(entry & ~1, d), value + d, entry % 2);
 }
 // A line of values for two entries that needn't be neighbours, 16 dimensions each: `a` and `b` are the lines in which
 // they lie in their pages, as the first or second (odd) of a pair.
-inline __m512i pair_values(const bf16* a, bool a_odd, const bf16* b, bool b_odd) {
-  __m512i low = _mm512_loadu_si512(a), high = _mm512_loadu_si512(b);
-  low = a_odd ? _mm512_srli_epi32(low, 16) : _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
-  high = b_odd ? _mm512_andnot_si512(_mm512_set1_epi32(0xffff), high) : _mm512_slli_epi32(high, 16);
-  return _mm512_or_si512(low, high);
+inline Ints pair_values(const bf16* a, bool a_odd, const bf16* b, bool b_odd) {
+  Ints low = load_line(a), high = load_line(b);
+  low = a_odd ? shift_right(low, 16) : low & broadcast(0xffff);
+  high = b_odd ? high & broadcast(~0xffff) : high << 16;
+  return low | high;
 }
 
 }  // namespace fledge

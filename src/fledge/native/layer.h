@@ -53,17 +53,16 @@ struct Workspace {  // one forward's intermediate rows; forwards are serialised
 };
 
 inline void rms_norm_head(float* x, const float* weight, int width, float eps) {
-  rms_normed(x, weight, width, eps, [&](int i, __m512 v) { _mm512_storeu_ps(x + i, v); });
+  rms_normed(x, weight, width, eps, [&](int i, Floats v) { store(x + i, v); });
 }
 
 // RoPE in the "rotate half" convention, rounded to bf16.
 inline void rotate(const float* x, const float* cos, const float* sin, int head_dim, bf16* out) {
   int half = head_dim / 2;
   for (int i = 0; i < half; i += 16) {
-    __m512 a = _mm512_loadu_ps(x + i), b = _mm512_loadu_ps(x + half + i);
-    __m512 c = _mm512_loadu_ps(cos + i), s = _mm512_loadu_ps(sin + i);
-    store_bf16(out + i, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-    store_bf16(out + half + i, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+    Floats a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store_bf16(out + i, fmsub(a, c, b * s));
+    store_bf16(out + half + i, fmadd(b, c, a * s));
   }
 }
 
@@ -76,14 +75,13 @@ inline void finish_qkv(const Shape& s, const Layer& w, Workspace& ws, const Batc
   size_t angles = static_cast<size_t>(b.positions[row]) * (hd / 2);
   auto turn = [&](const float* x, bf16* out) {
     if (w.cos) rotate(x, w.cos + angles, w.sin + angles, hd, out);
-    else for (int d = 0; d < hd; d += 16) store_bf16(out + d, _mm512_loadu_ps(x + d));
+    else for (int d = 0; d < hd; d += 16) store_bf16(out + d, load(x + d));
   };
   float* qkv = ws.qkv.data + static_cast<size_t>(row) * width;
   auto add_bias = [&](int column) {
     if (w.qkv_bias)
       for (int d = 0; d < hd; d += 16)
-        _mm512_storeu_ps(qkv + column + d,
-                         _mm512_add_ps(_mm512_loadu_ps(qkv + column + d), _mm512_loadu_ps(w.qkv_bias + column + d)));
+        store(qkv + column + d, load(qkv + column + d) + load(w.qkv_bias + column + d));
   };
   alignas(64) bf16 key[256], value[256];
   bf16* queries = ws.query.data + (static_cast<size_t>(kv_head) * b.rows + row) * group * hd;
@@ -98,7 +96,7 @@ inline void finish_qkv(const Shape& s, const Layer& w, Workspace& ws, const Batc
   if (w.k_norm) rms_norm_head(qkv + key_column, w.k_norm, hd, s.eps);
   turn(qkv + key_column, key);
   add_bias(value_column);
-  for (int d = 0; d < hd; d += 16) store_bf16(value + d, _mm512_loadu_ps(qkv + value_column + d));
+  for (int d = 0; d < hd; d += 16) store_bf16(value + d, load(qkv + value_column + d));
   bf16* page = kv + kv_shape.page(layer, b.page_of(view.request, view.index), kv_head);
   write_key(page, view.index % kPage, key, hd);
   write_value(page + kv_shape.half(), view.index % kPage, value, hd);
@@ -175,14 +173,13 @@ inline void add_product(Team& t, int id, const Shape& s, Workspace& ws, const bf
       return;
     }
     float* out = ws.residual.data + at;
-    for (int i = 0; i < kPanel; i += 16)
-      _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_loadu_ps(c + i)));
+    for (int i = 0; i < kPanel; i += 16) store(out + i, load(out + i) + load(c + i));
   });
   if (norm)
     t.for_each(id, rows, [&](int row) {
       float* out = ws.residual.data + static_cast<size_t>(row) * s.hidden;
       rms_normed(ws.product.data + static_cast<size_t>(row) * s.hidden, norm, s.hidden, s.eps,
-                 [&](int i, __m512 v) { _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), v)); });
+                 [&](int i, Floats v) { store(out + i, load(out + i) + v); });
     });
 }
 
@@ -195,9 +192,9 @@ inline void output_block(Team& t, int id, const Shape& s, const Layer& w, Worksp
 inline void mlp_block(Team& t, int id, const Shape& s, const Layer& w, Workspace& ws, int rows) {
   const bf16* normed = norm_rows(t, id, s, ws, w.post_norm, rows);
   gemm(t, id, normed, s.hidden, rows, *w.gate_up, [&](int row, int p, const float* c) {
-    __m512 gate = _mm512_loadu_ps(c);
+    Floats gate = load(c);
     store_bf16(ws.activated.data + static_cast<size_t>(row) * s.intermediate + p * 16,
-               _mm512_mul_ps(s.gelu ? gelu512(gate) : silu512(gate), _mm512_loadu_ps(c + 16)));
+               (s.gelu ? gelu(gate) : silu(gate)) * load(c + 16));
   });
   add_product(t, id, s, ws, ws.activated.data, s.intermediate, rows, *w.down, w.mlp_out_norm);
 }

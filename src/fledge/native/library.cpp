@@ -8,15 +8,13 @@ using namespace fledge;
 
 extern "C" {
 
-// Starts the threads. Returns 0, or 1 when the operating system refuses the state that AMX needs.
+// Starts the threads, which all builds of the kernels in a process share. Returns 0, or 1 when the operating system
+// refuses the state that AMX needs.
 int fledge_start(int threads) {
-  static int state = -1;
   std::lock_guard<std::mutex> lock(call_mutex());
-  if (state < 0) {
-    state = request_tiles() ? 0 : 1;
-    if (state == 0) team().start(threads), survive_forks();
-  }
-  return state;
+  if (!request_tiles()) return 1;
+  if (!team().started()) team().start(threads), survive_forks();
+  return 0;
 }
 
 // int8: symmetric 8-bit weights, one scale per output. Null when there is no memory.

@@ -14,8 +14,6 @@
 // out is wanted sooner: the draft head's weights, keys and values, Python. So where `kPassing` says that a processor
 // can, such lines are asked for as non-temporal ones, which an AMD Zen drops when they leave the L2 cache.
 #pragma once
-#include <immintrin.h>
-
 #include <fstream>
 #include <vector>
 
@@ -34,6 +32,10 @@ inline long l3_bytes() {
   }();
   return known;
 }
+
+// Into the L2 cache; or, for a line that won't stay until it is wanted again, beside it where a processor can.
+[[gnu::always_inline]] inline void prefetch_to_l2(const char* line) { __builtin_prefetch(line, 0, 2); }
+[[gnu::always_inline]] inline void prefetch_passing(const char* line) { __builtin_prefetch(line, 0, 0); }
 
 // Some lines to prefetch; `at` is null: none.
 struct Lines {
@@ -63,8 +65,8 @@ struct Prefetch {
 [[gnu::always_inline]] inline void prefetch_lines(Lines unit, int first, int count) {
   if (unit.at == nullptr) return;
   for (int i = first; i < first + count; ++i) {
-    if (unit.passing) _mm_prefetch(unit.at + i * kLine, _MM_HINT_NTA);
-    else _mm_prefetch(unit.at + i * kLine, _MM_HINT_T1);
+    if (unit.passing) prefetch_passing(unit.at + i * kLine);
+    else prefetch_to_l2(unit.at + i * kLine);
   }
 }
 

@@ -103,10 +103,8 @@ class Screening {
       multiply_panel(x + static_cast<size_t>(one.row) * w.inputs, w.inputs, 1, lm_head.panel(one.panel), w.inputs, c,
                      kPanel, {});
       uint32_t may = allowed(one.row, one.panel);
-      for (int i = 0; i < kPanel; i += 16) {
-        __mmask16 here = static_cast<__mmask16>(may >> i);
-        _mm512_storeu_ps(one.logits + i, _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), here, c + i));
-      }
+      for (int i = 0; i < kPanel; i += 16)
+        store(one.logits + i, select(mask_of(may >> i), load(c + i), broadcast(-INFINITY)));
     });
     t.for_each(id, rows, [&](int r) { chosen[r] = choose(r); });
   }
@@ -152,19 +150,18 @@ class Screening {
     int groups = groups_of(inputs);
     size_t value = static_cast<size_t>(r) * inputs, group = static_cast<size_t>(r) * groups;
     auto rounded = [&](const Int8Rows& to, int i) {
-      __m512i v = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(to.values.data + value + i)));
-      return _mm512_mul_ps(_mm512_cvtepi32_ps(v), _mm512_set1_ps(to.scale.data[group + i / kGroup]));
+      return to_floats(load_bytes(to.values.data + value + i)) * broadcast(to.scale.data[group + i / kGroup]);
     };
     auto round_to = [&](const Int8Rows& to, auto&& from) {
       quantise_row(from, inputs, to.values.data + value, to.scale.data + group, to.base.data + group);
     };
     auto norm = [&](auto&& from) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int i = 0; i < inputs; i += 16) sum = _mm512_fmadd_ps(from(i), from(i), sum);
-      return kRoundUp * std::sqrt(_mm512_reduce_add_ps(sum));
+      Floats sum = zeros();
+      for (int i = 0; i < inputs; i += 16) sum = fmadd(from(i), from(i), sum);
+      return kRoundUp * std::sqrt(sum_of(sum));
     };
     auto all = [&](int i) { return load_bf16(x + i); };
-    auto rest = [&](int i) { return _mm512_sub_ps(all(i), rounded(coarse_, i)); };
+    auto rest = [&](int i) { return all(i) - rounded(coarse_, i); };
     round_to(coarse_, all);
     round_to(fine_, rest);
     // Both products are summed in float: a unit in the last place for every term, of |x| |w| at most.
@@ -172,12 +169,11 @@ class Screening {
     Row& row = rows_.data[r];
     row.norm = length + slack;
     row.coarse = norm(rest) + slack;
-    row.fine = norm([&](int i) { return _mm512_sub_ps(rest(i), rounded(fine_, i)); }) + slack;
+    row.fine = norm([&](int i) { return rest(i) - rounded(fine_, i); }) + slack;
   }
 
-  static __m512 error_of(const float* bound, float norm, float rounding) {
-    return _mm512_fmadd_ps(_mm512_set1_ps(norm), _mm512_loadu_ps(bound),
-                           _mm512_mul_ps(_mm512_set1_ps(rounding), _mm512_loadu_ps(bound + kPanel)));
+  static Floats error_of(const float* bound, float norm, float rounding) {
+    return fmadd(broadcast(norm), load(bound), broadcast(rounding) * load(bound + kPanel));
   }
 
   // Which of panel p's outputs may be chosen, by the coarse estimates `c`. A bit for each.
@@ -185,15 +181,15 @@ class Screening {
     constexpr float kLess = 0.998f;  // a margin for rounding
     uint32_t found = 0;
     for (int i = 0; i < kPanel; i += 16) {
-      __m512 most = _mm512_add_ps(_mm512_loadu_ps(c + i), error_of(bound + i, row.norm, row.coarse));
-      __mmask16 here = _mm512_cmp_ps_mask(most, _mm512_set1_ps(row.largest.at()), _CMP_GE_OQ);
+      Floats most = load(c + i) + error_of(bound + i, row.norm, row.coarse);
+      Mask here = at_least(most, broadcast(row.largest.at()));
       if (row.temperature > 0) {  // a unit time -log(u) is longer than 1 - u
-        __m512 lead = _mm512_sub_ps(most, _mm512_set1_ps(row.winner.at()));
-        __m512 weight = exp512(_mm512_mul_ps(lead, _mm512_set1_ps(1.0f / row.temperature)));
-        __m512 unit = unit_numbers(tokens_from(p * kPanel + i), row.coin), less = _mm512_set1_ps(kLess);
-        here |= _mm512_cmp_ps_mask(weight, _mm512_fnmadd_ps(unit, less, less), _CMP_GE_OQ);
+        Floats lead = most - broadcast(row.winner.at());
+        Floats weight = exponential(lead * broadcast(1.0f / row.temperature));
+        Floats unit = unit_numbers(tokens_from(p * kPanel + i), row.coin), less = broadcast(kLess);
+        here = here | at_least(weight, fnmadd(unit, less, less));
       }
-      found |= static_cast<uint32_t>(here) << i;
+      found |= bits_of(here) << i;
     }
     return found;
   }
@@ -226,16 +222,16 @@ class Screening {
     Candidate one{r, p, -INFINITY, -INFINITY, false, {}};
     float largest = -INFINITY, winner = -INFINITY;
     for (int i = 0; i < kPanel; i += 16) {
-      __m512 about = _mm512_add_ps(_mm512_loadu_ps(c + i), _mm512_loadu_ps(rest + i));
-      __m512 error = error_of(bound + i, row.norm, row.fine);
-      __mmask16 here = static_cast<__mmask16>(may >> i);
-      one.largest = std::fmax(one.largest, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(about, error)));
-      largest = std::fmax(largest, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(about, error)));
+      Floats about = load(c + i) + load(rest + i), error = error_of(bound + i, row.norm, row.fine);
+      Mask here = mask_of(may >> i);
+      auto highest = [&](Floats v) { return max_of(select(here, v, broadcast(-INFINITY))); };
+      one.largest = std::fmax(one.largest, highest(about + error));
+      largest = std::fmax(largest, highest(about - error));
       if (row.temperature > 0) {
-        __m512 lead = minus_log512(unit_times(tokens_from(p * kPanel + i), row.coin));
-        __m512 score = _mm512_fmadd_ps(_mm512_set1_ps(row.temperature), lead, about);
-        one.winner = std::fmax(one.winner, _mm512_mask_reduce_max_ps(here, _mm512_add_ps(score, error)));
-        winner = std::fmax(winner, _mm512_mask_reduce_max_ps(here, _mm512_sub_ps(score, error)));
+        Floats lead = minus_log(unit_times(tokens_from(p * kPanel + i), row.coin));
+        Floats score = fmadd(broadcast(row.temperature), lead, about);
+        one.winner = std::fmax(one.winner, highest(score + error));
+        winner = std::fmax(winner, highest(score - error));
       }
     }
     if (row.may_choose(one.largest, one.winner)) found.push_back(one);

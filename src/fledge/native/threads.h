@@ -20,9 +20,46 @@
 #include <thread>
 #include <vector>
 
+#ifdef __x86_64__
 #include <immintrin.h>
+#endif
 
 namespace fledge {
+
+// Between two looks at a word that another thread will write.
+inline void relax_cpu() {
+#ifdef __x86_64__
+  _mm_pause();
+#else
+  asm volatile("yield");
+#endif
+}
+
+// How this thread takes denormal numbers, to be restored; and that they count as zero from now on, operands and
+// results.
+inline uint64_t denormals() {
+#ifdef __x86_64__
+  return _mm_getcsr();
+#else
+  uint64_t control;
+  asm volatile("mrs %0, fpcr" : "=r"(control));
+  return control;
+#endif
+}
+inline void restore_denormals(uint64_t control) {
+#ifdef __x86_64__
+  _mm_setcsr(static_cast<unsigned>(control));
+#else
+  asm volatile("msr fpcr, %0" ::"r"(control));
+#endif
+}
+inline void flush_denormals() {
+#ifdef __x86_64__
+  restore_denormals(denormals() | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+#else
+  restore_denormals(denormals() | 1 << 24);  // FZ
+#endif
+}
 
 inline void futex_wait(std::atomic<int>* address, int expected) {
   syscall(SYS_futex, reinterpret_cast<int*>(address), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
@@ -41,7 +78,7 @@ inline void wait_while(std::atomic<int>* word, int seen, std::atomic<int>* sleep
   auto changed = [&] { return word->load(std::memory_order_acquire) != seen; };
   for (int i = 0; i < kPolls; ++i) {
     if (changed()) return;
-    _mm_pause();
+    relax_cpu();
   }
   auto now = Clock::now();
   for (auto end = now + spin; alone_from <= now && now < end;) {
@@ -51,7 +88,7 @@ inline void wait_while(std::atomic<int>* word, int seen, std::atomic<int>* sleep
     if (now - before > kLongYield) alone_from = now + kShared;
     for (int i = 0; i < 8; ++i) {
       if (changed()) return;
-      _mm_pause();
+      relax_cpu();
     }
   }
   sleepers->fetch_add(1);
@@ -64,7 +101,9 @@ class Team {
   static constexpr int kMaxThreads = 64;
   int size = 1;
 
+  bool started() const { return started_; }
   void start(int threads) {
+    started_ = true;
     size = threads < 1 ? 1 : (threads > kMaxThreads ? kMaxThreads : threads);
     awaken();
   }
@@ -76,15 +115,15 @@ class Team {
   // there: a softmax is full of them, and the processor takes a hundred cycles for each.
   void run(const std::function<void(int)>& body) {
     if (lost_) awaken();
-    unsigned callers = _mm_getcsr();
-    flush_to_zero();
+    uint64_t callers = denormals();
+    flush_denormals();
     body_ = &body;
     generation_.fetch_add(1);
     if (idle_sleepers_.load() > 0) futex_wake_all(&generation_);
     body(0);
     barrier();
     body_ = nullptr;
-    _mm_setcsr(callers);
+    restore_denormals(callers);
   }
 
   // Where thread `id`'s own share of `count` items begins. It works on those first, then steals from the others'
@@ -130,9 +169,6 @@ class Team {
     std::atomic<int> value{0};
   };
 
-  // Denormal results, and denormal operands.
-  static void flush_to_zero() { _mm_setcsr(_mm_getcsr() | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
-
   void awaken() {
     lost_ = false;
     idle_sleepers_.store(0);
@@ -142,7 +178,7 @@ class Team {
   }
 
   void worker(int id, int seen) {
-    flush_to_zero();
+    flush_denormals();
     while (true) {
       wait_while(&generation_, seen, &idle_sleepers_, kIdleSpin);
       seen = generation_.load(std::memory_order_acquire);
@@ -152,7 +188,7 @@ class Team {
   }
 
   const std::function<void(int)>* body_ = nullptr;
-  bool lost_ = false;
+  bool lost_ = false, started_ = false;
   Counter next_[kMaxThreads];
   alignas(64) std::atomic<int> generation_{0};
   alignas(64) std::atomic<int> idle_sleepers_{0};

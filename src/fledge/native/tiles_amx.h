@@ -1,4 +1,4 @@
-// Products with one panel, by AMX tiles (Intel, from Sapphire Rapids on). tiles_avx512.h has the same functions
+// Products with one panel, by AMX tiles (Intel, from Sapphire Rapids on). tiles_vectors.h has the same functions
 // without AMX.
 //
 // All eight tiles are 16 rows of 64 bytes. Up to 32 rows by 32 outputs are accumulated at once:
@@ -131,16 +131,13 @@ inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const ui
     _tile_stored(0, parts, kPanel * 4);
     _tile_stored(1, parts + 16, kPanel * 4);
     for (int r = 0; r < rows; ++r) {
-      __m512 s = _mm512_set1_ps(scale[static_cast<size_t>(r) * groups + g]);
-      __m512i b = _mm512_set1_epi32(base[static_cast<size_t>(r) * groups + g]);
-      for (int n = r * kPanel; n < (r + 1) * kPanel; n += 16) {
-        __m512 part = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(parts + n), b));
-        _mm512_storeu_ps(c + n, _mm512_fmadd_ps(part, s, _mm512_loadu_ps(c + n)));
-      }
+      Floats s = broadcast(scale[static_cast<size_t>(r) * groups + g]);
+      Ints b = broadcast(base[static_cast<size_t>(r) * groups + g]);
+      for (int n = r * kPanel; n < (r + 1) * kPanel; n += 16)
+        store(c + n, fmadd(to_floats(load(parts + n) + b), s, load(c + n)));
     }
   }
-  for (int n = 0; n < rows * kPanel; n += 16)
-    _mm512_storeu_ps(c + n, _mm512_mul_ps(_mm512_loadu_ps(c + n), _mm512_loadu_ps(output_scale + n % kPanel)));
+  for (int n = 0; n < rows * kPanel; n += 16) store(c + n, load(c + n) * load(output_scale + n % kPanel));
   return true;
 }
 
