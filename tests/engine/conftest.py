@@ -17,7 +17,7 @@ from fledge.engine import Candidates, Engine, SamplingParams, TreeShape, build
 from fledge.engine.batch import RunningBatch
 from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner.plan import RoundPlan, Terms
-from fledge.engine.request import Completion
+from fledge.engine.request import Completion, Request
 from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
@@ -173,3 +173,29 @@ SHAPES = [
     TreeShape(5, 4, 16),
     TreeShape(6, 8, 48),
 ]
+
+
+def eagle(engine: Engine) -> Eagle:
+    """The engine's head, as a drafter."""
+    drafter = engine._core._drafter
+    assert isinstance(drafter, Eagle)
+    return drafter
+
+
+def come_and_go(
+    rng: random.Random, batch: RunningBatch, join: Callable[[], Request], state: Callable[[int], object]
+) -> Iterator[list[Request]]:
+    """The batch's requests after each of 20 steps in which one joins or leaves; the others' state stays theirs."""
+    requests: list[Request] = []
+    for number in range(20):
+        if len(requests) == batch.sizes.rows or (requests and rng.random() < 0.45):
+            before = {request.id: state(row) for row, request in enumerate(requests)}
+            row = rng.randrange(len(requests))
+            batch.remove(row)
+            requests[row] = requests[-1]
+            requests.pop()
+            assert [state(row) for row in range(batch.size)] == [before[one.id] for one in requests]
+        else:
+            requests.append(join())
+            requests[-1].id = number
+        yield requests

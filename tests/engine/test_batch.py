@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from fledge.engine.batch import BatchSizes, RunningBatch
 from fledge.engine.request import Request
 from fledge.engine.selection import SelectionRows
 from fledge.target.batch import PADDING_PAGE
+from tests.engine.conftest import come_and_go
 
 ROWS, PAGES = 6, 10
 
@@ -65,26 +67,17 @@ def state(running: Running, row: int) -> list[object]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whoever_leaves_the_others_keep_what_is_theirs(seed: int) -> None:
-    rng, running, requests = random.Random(seed), nobody(), list[Request]()
-    batch = running.batch
-    lengths = iter(rng.sample(range(9, 39), 20))
-    for _ in range(20):
-        if len(requests) == ROWS or (requests and rng.random() < 0.45):
-            before = {request.id: state(running, row) for row, request in enumerate(requests)}
-            row = rng.randrange(len(requests))
-            batch.remove(row)
-            requests[row] = requests[-1]
-            requests.pop()
-            after = [state(running, row) for row in range(batch.size)]
-            assert after == [before[one.id] for one in requests]
-        else:
-            request = join(batch, next(lengths), speculate=rng.random() < 0.7)
-            request.id = request.prefill_length
-            requests.append(request)
-    speculating = batch.speculating()
-    assert speculating.some == any(request.speculate for request in requests)
-    if speculating.rows is not None:
-        assert speculating.rows == [n for n, request in enumerate(requests) if request.speculate]
+    rng, running = random.Random(seed), nobody()
+    batch, lengths = running.batch, iter(rng.sample(range(9, 39), 20))
+
+    def joins() -> Request:
+        return join(batch, next(lengths), speculate=rng.random() < 0.7)
+
+    for requests in come_and_go(rng, batch, joins, partial(state, running)):
+        speculating = batch.speculating()
+        assert speculating.some == any(request.speculate for request in requests)
+        if speculating.rows is not None:
+            assert speculating.rows == [n for n, request in enumerate(requests) if request.speculate]
 
 
 def test_a_request_inherits_nothing_from_who_had_its_row_before() -> None:

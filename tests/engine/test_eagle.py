@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from fledge.engine.prefill import PrefillChunk, Prefilled, chunk_rows, following
 from fledge.engine.request import Request
 from fledge.engine.selection import SelectionRows
 from fledge.target.batch import PADDING_PAGE, ForwardBatch
+from tests.engine.conftest import come_and_go
 
 PAGE, KEPT, ROWS, PAGES = 4, 8, 6, 10  # KEPT: positions kept for a head that is behind
 TOPK, HIDDEN, FEATURES = 3, 5, 6
@@ -126,23 +128,15 @@ def catch_up(running: Running) -> Call | None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whoever_leaves_the_others_keep_what_is_theirs(seed: int) -> None:
-    rng, running, requests = random.Random(seed), nobody(), list[Request]()
-    batch = running.batch
-    lengths = iter(rng.sample(range(9, 39), 20))
-    for _ in range(20):
-        if len(requests) == ROWS or (requests and rng.random() < 0.45):
-            before = {request.id: state(running, row) for row, request in enumerate(requests)}
-            row = rng.randrange(len(requests))
-            batch.remove(row)
-            requests[row] = requests[-1]
-            requests.pop()
-            after = [state(running, row) for row in range(batch.size)]
-            assert after == [before[one.id] for one in requests]
-        else:
-            length, start = next(lengths), rng.choice([0, 0, PAGE])
-            behind = rng.choice([0, rng.randrange(1, 10)])
-            requests.append(join(running, length, head_start=start, left_out=behind, read=length))
-            requests[-1].id = length
+    rng, running = random.Random(seed), nobody()
+    batch, lengths = running.batch, iter(rng.sample(range(9, 39), 20))
+
+    def joins() -> Request:
+        length, start = next(lengths), rng.choice([0, 0, PAGE])
+        behind = rng.choice([0, rng.randrange(1, 10)])
+        return join(running, length, head_start=start, left_out=behind, read=length)
+
+    for requests in come_and_go(rng, batch, joins, partial(state, running)):
         now, all_pages = running.eagle.view(batch.size), batch.view().page_table.tolist()
         for request, pages, own in zip(requests, now.head_pages.tolist(), all_pages, strict=True):
             skipped = request.draft.start // PAGE
@@ -272,9 +266,6 @@ def test_positions_left_out_add_up_until_the_head_has_run() -> None:
     call = catch_up(running)
     assert call is not None
     assert call.rows.row_start.diff().tolist() == [3, 4, 2]
-    assert eagle.behind(4)[0] == [0, 0, 0, 0]
-    eagle.fell_behind([1, 1, 1, 1])
-    eagle.caught_up(4)
     assert eagle.behind(4)[0] == [0, 0, 0, 0]
 
 

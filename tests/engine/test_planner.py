@@ -18,7 +18,7 @@ from fledge.engine.planner.planner import _HostSeconds
 from fledge.engine.shapes import MAX_DEPTH
 from fledge.engine.stats import Counts
 from fledge.target.target import Target
-from tests.engine.conftest import SHAPES, Greedy, scripted_head
+from tests.engine.conftest import SHAPES, Greedy, eagle, scripted_head
 from tests.engine.devices import Draft, Moment, draft
 
 # A decode step of 10 ms, nearly flat up to 16 rows; a draft step of 0.7 ms.
@@ -329,10 +329,18 @@ def test_a_long_run_of_plain_rounds_restarts_the_head(
     head.strict = False
     engine = Engine(target, head)
     head.strict = True
-    calls = iter(range(10**6))
-    deep = RoundPlan(TreeShape(4, 4, 16))
-    engine._core._planner.choose = lambda requests, behind: None if next(calls) < 170 else deep  # type: ignore[method-assign]
+    pending: list[int] = []
+
+    def choose(requests: int, behind: Callable[[], int]) -> RoundPlan | None:
+        pending.append(behind())
+        return None if len(pending) <= 170 else RoundPlan(TreeShape(4, 4, 16))
+
+    engine._core._planner.choose = choose  # type: ignore[method-assign]
     answers = engine.generate(prompts[:3], max_tokens=190, ignore_eos=True)
+    assert pending[1:4] == [3, 6, 9]
+    assert (
+        max(pending) == pending[170] == 3 * eagle(engine).sizes.pending
+    )  # what it can catch up on, and no more
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert answers[0].stats.token_origins[169:177] == [0, 0, 1, 2, 3, 4, 0, 1]
     assert head.restarts > 0

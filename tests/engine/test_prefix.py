@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from fledge.draft import DraftVocabulary
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
-from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner import RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
 from fledge.heads import Head
 from fledge.target.target import Target
-from tests.engine.conftest import VOCABULARY, scripted_head
+from tests.engine.conftest import VOCABULARY, eagle, scripted_head
 from tests.tiny import TinyShape, save_tiny_target
 
 ON_BOTH_BACKENDS = True
@@ -40,12 +39,6 @@ def facts(answers: Sequence[Completion]) -> list[tuple[list[int], int, list[int]
 
 def answer(engine: Engine, prompts: Sequence[list[int]], *, speculate: bool = True) -> list[Completion]:
     return engine.generate(list(prompts), max_tokens=TOKENS, ignore_eos=True, speculate=speculate)
-
-
-def eagle(engine: Engine) -> Eagle:
-    drafter = engine._core._drafter
-    assert isinstance(drafter, Eagle)
-    return drafter
 
 
 def cold(engine: Engine) -> Engine:

@@ -100,9 +100,9 @@ class HostTable:
         self._numbers[over] = self._numbers[row]
         self._send(over)
 
-    def read(self, row: int, start: int) -> list[int]:
-        """A row from column `start` on."""
-        return [int(value) for value in self._numbers[row, start:]]
+    def read(self, row: int) -> list[int]:
+        """A row."""
+        return [int(value) for value in self._numbers[row]]
 
     def _send(self, row: int) -> None:
         if self.tensor is not self._host:

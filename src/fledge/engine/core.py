@@ -296,7 +296,9 @@ class EngineCore:
 
     def _behind(self, running: Sequence[Request]) -> int:
         """Positions the drafter would have to catch up on, as far as the host knows."""
-        return sum(request.draft.pending for request in running if request.speculate)
+        most = self._drafter.remembers if self._drafter is not None else 0
+        pending = [request.draft.pending for request in running if request.speculate]
+        return sum(pending if most is None else [min(count, most) for count in pending])
 
     def _round_done(
         self,

@@ -21,7 +21,7 @@ from fledge.engine.drafters.drafter import Prompts
 from fledge.engine.drafters.eagle import Eagle, HeadSizes
 from fledge.engine.params import SamplingParams
 from fledge.engine.planner import RoundPlan
-from fledge.engine.prefill import Joining, PrefillChunk, Prefilled, chunk_rows, following_tokens
+from fledge.engine.prefill import PrefillChunk, Prefilled, chunk_rows, following_tokens
 from fledge.engine.request import Request
 from fledge.engine.rounds.tree import accept
 from fledge.engine.selection import SelectionRows
@@ -107,7 +107,8 @@ class ServingReplay:
         selection = SelectionRows(len(answers), self._target.config.vocab_size, device)
         eagle = Eagle(self._runner, sizes, selection, self._target.decoder.dtype, device)
         batch = RunningBatch(BatchSizes(len(answers), each), device, [selection, eagle])
-        chunks, ends, joining = [], [0], []
+        chosen = torch.tensor([int(a.sample.token_ids[a.start]) for a in answers], device=device)
+        chunks = []
         for row, a in enumerate(answers):
             request = Request(
                 a.sample.token_ids[: a.start].tolist(),
@@ -120,13 +121,9 @@ class ServingReplay:
             )
             pages = tuple(range(1 + row * each, 1 + (row + 1) * each))
             chunks.append(PrefillChunk(request, 0, a.start, pages))
-            joining.append(Joining(row, row, request, pages))
-            ends.append(ends[-1] + a.start)
+            batch.append(request, pages, chosen[row])
         features = torch.cat([a.sample.features[: a.start] for a in answers]).to(device)
-        chosen = torch.tensor([int(a.sample.token_ids[a.start]) for a in answers], device=device)
         done = Prefilled(chunk_rows(chunks, device), features, chosen)
-        for one in joining:
-            batch.append(one.request, one.pages, chosen[one.place])
         starts = [a.start for a in answers]
         prompts = Prompts(
             done.rows, following_tokens(chunks, done), features, [0] * len(starts), starts, starts

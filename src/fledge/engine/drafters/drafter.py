@@ -27,10 +27,9 @@ class Candidates(NamedTuple):
     parents: Tensor  # [B, 1 + C] int64, candidate numbers; the root's is 0
     depths: Tensor  # [1 + C] int64; the root's is 0
     log_probs: Tensor  # [B, C] float32, cumulative from the root, so never above the parent's
-    levels: Sequence[
-        Tensor
-    ] = ()  # for the planner, by level that was drafted one after the other: [B, C_d] of these
-    proposal: Proposal | None = None  # and what prompt lookup proposed
+    # For the planner: these log probabilities by level that was drafted, [B, C_d] each, and what lookup proposed.
+    levels: Sequence[Tensor] = ()
+    proposal: Proposal | None = None
 
     @classmethod
     def chains(cls, root: Tensor, proposed: Sequence[Sequence[tuple[int, float]]]) -> Candidates:
@@ -39,10 +38,8 @@ class Candidates(NamedTuple):
         A probability is the drafter's own estimate that the token is right if those before it are.
         """
         width, device = max(map(len, proposed), default=0), root.device
-        tokens, log_probs = (
-            torch.full((len(proposed), width), -1),
-            torch.full((len(proposed), width), -torch.inf),
-        )
+        tokens = torch.full((len(proposed), width), -1)
+        log_probs = torch.full((len(proposed), width), -torch.inf)
         for row, chain in enumerate(proposed):
             tokens[row, : len(chain)] = torch.tensor([token for token, _ in chain], dtype=torch.int64)
             log_probs[row, : len(chain)] = torch.tensor([chance for _, chance in chain]).log().cumsum(0)
@@ -96,6 +93,7 @@ class Drafter:
     """Proposes tokens for the running requests. All methods but `propose` may be left as they are."""
 
     features = False  # whether it reads the target's features
+    remembers: int | None = None  # positions of a request that it can catch up on, at most; None: all
     vocabulary: int | None = None  # tokens that it can propose, at most; None: all
 
     def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:

@@ -82,7 +82,7 @@ class Eagle(Drafter):
         """`dtype` is the target's, of hidden states and features."""
         rows, kept = sizes.rows, sizes.pending
         self.runner, self.sizes, self.selection, self.device = runner, sizes, selection, device
-        self.vocabulary = runner.config.draft_vocab_size
+        self.vocabulary, self.remembers = runner.config.draft_vocab_size, kept
         self.kv = runner.allocate_kv(sizes.pool)
         self._pages = HostTable(rows, sizes.pages, device)
         self._state = HeadState(
@@ -118,10 +118,10 @@ class Eagle(Drafter):
             return growth.candidates()
         topk, selection = bound.topk, self.selection.selection(bound.topk)
         guide = guided(self.selection.followers())
-        # A copy: before the round is over, the next one's first level is written in its place.
-        first = state.first_token_ids[:, :topk].clone(), state.first_log_probs[:, :topk].clone()
         if guide is not None:
             first = guide.first(state.first_token_ids, state.first_log_probs, topk)
+        else:  # a copy: before the round is over, the next one's first level is written in its place
+            first = state.first_token_ids[:, :topk].clone(), state.first_log_probs[:, :topk].clone()
         frontier = growth.begin(*first)
         hidden = state.hidden[:, None].expand(-1, topk, -1).reshape(-1, state.hidden.shape[1])  # [B * K, H]
         for level in range(bound.depth - 1):
@@ -173,10 +173,6 @@ class Eagle(Drafter):
         for row, count in enumerate(counts):
             self.pending[row] += count
 
-    def caught_up(self, size: int) -> None:
-        """It has followed a round of so many requests."""
-        self.pending[:size] = [0] * size
-
     def behind(self, size: int) -> tuple[list[int], list[bool]]:
         """As in `Drafter`."""
         return self.pending[:size], self.restarted[:size]
@@ -194,7 +190,7 @@ class Eagle(Drafter):
         too_far = pending[numbers] > kept
         first = np.where(too_far, -(-(length - kept) // page) * page, length - pending[numbers])
         for row, start in zip(numbers[too_far].tolist(), first[too_far].tolist(), strict=True):
-            self._restart(row, start, self._pages.read(row, 0))
+            self._restart(row, start, self._pages.read(row))
         counts = length - first
         begins = np.concatenate(([0], counts.cumsum()))
         position = np.arange(begins[-1]) + np.repeat(first - begins[:-1], counts)
@@ -205,14 +201,15 @@ class Eagle(Drafter):
         row_start = torch.from_numpy(begins.astype(np.int32)).to(self.device)
         rows = ForwardBatch(
             token_ids=state.recent_tokens[source, column].to(torch.int32),
-            positions=torch.from_numpy(position.astype(np.int32)).to(self.device),
+            positions=torch.from_numpy(position.astype(np.int32))
+            .to(self.device)
+            .clamp_(max=self.sizes.last_position),
             row_start=row_start,
             prefix_length=start - state.head_start.index_select(0, index),
             window_offset=torch.zeros_like(start),
             page_table=state.head_pages.index_select(0, index),
             logit_rows=row_start[1:] - 1,
         )
-        rows = rows._replace(positions=rows.positions.clamp(max=self.sizes.last_position))
         features = state.recent_features[source, column]
         out = self.runner.forward(rows, self.kv, features=features, hidden=None, k=self.sizes.topk)
         self._carry(numbers.tolist(), out)

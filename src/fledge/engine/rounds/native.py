@@ -81,8 +81,6 @@ class NativeRounds(TorchRounds):
         failed = self._round(*map(byref, arguments))
         if hooks is not None and failed:
             hooks.check()
-        if drafter is not None and plan.drafts:
-            drafter.caught_up(size)
         clock.add("verify" if plan is self.plain else "draft", accepted.draft)
         clock.add("verify", accepted.verify)
         clock.add("accept", accepted.accept)

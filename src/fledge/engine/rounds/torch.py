@@ -97,9 +97,8 @@ class TorchRounds:
         clock.lap("verify")
         chosen = verified.chosen.view_as(tree.token_ids)
         accepted = accept(tree, chosen, shape.reach, batch.speculating().mask)
-        rows = (
-            accepted.path + torch.arange(batch.size, device=batch.device)[:, None] * shape.nodes
-        )  # [B, D + 1]
+        first = torch.arange(batch.size, device=batch.device)[:, None] * shape.nodes
+        rows = accepted.path + first  # [B, D + 1]
         logprobs = self.target.emit(verified, rows, accepted)
         clock.lap("accept")
         if not shape.chain:  # a chain's nodes are where they belong already
