@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fledge.engine.flight import Flight, Landed
+from fledge.engine.flight import Flight, Landed, map_tensors
 
 
 class LateFlight(Flight):
@@ -26,7 +26,7 @@ class LateFlight(Flight):
         for tensor in self._taken:
             tensor.fill_(torch.iinfo(tensor.dtype).min if not tensor.is_floating_point() else torch.nan)
         self._taken = []
-        landed = super()._start(lambda: _copies(work()))
+        landed = super()._start(lambda: map_tensors(work(), torch.clone))
         self.most = max(self.most, len(self) + 1)
 
         def late() -> Landed:
@@ -35,17 +35,6 @@ class LateFlight(Flight):
             return ready
 
         return late
-
-
-def _copies(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, tuple | list):
-        copies = [_copies(part) for part in value]
-        if isinstance(value, list):
-            return copies
-        return value._make(copies) if hasattr(value, "_make") else tuple(copies)
-    return value
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -126,7 +126,7 @@ class StreamFlight(Flight):
         if before is None:  # the device has been idle since
             self.settle()
         begin.record(self._stream)
-        value = to_host(work())
+        value = map_tensors(work(), to_host)
         end.record(self._stream)
         self._last = end
 
@@ -145,12 +145,19 @@ def make_flight(device: torch.device, ahead: int) -> Flight:
     return StreamFlight(device, ahead) if device.type == "cuda" else Flight(ahead)
 
 
-def to_host(value: Any) -> Any:
-    """A nest of tuples and lists with its device tensors copied to pinned memory, without waiting for the copies."""
-    if isinstance(value, Tensor) and value.device.type == "cuda":
-        return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory of a tensor on a GPU, without waiting for it."""
+    if tensor.device.type != "cuda":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def map_tensors(value: Any, copy: Callable[[Tensor], Tensor]) -> Any:
+    """A nest of tuples and lists with each tensor replaced by what `copy` makes of it."""
+    if isinstance(value, Tensor):
+        return copy(value)
     if isinstance(value, tuple | list):
-        copies = [to_host(part) for part in value]
+        copies = [map_tensors(part, copy) for part in value]
         if isinstance(value, list):
             return copies
         return value._make(copies) if hasattr(value, "_make") else tuple(copies)
