@@ -248,6 +248,39 @@ def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_f
     assert "fledge's own engine" in fledge.error(*serve, "4-4-16", "--engine", "vllm")
 
 
+DRAFTERS = """
+from fledge.engine import Drafter
+
+class Choosy(Drafter):
+    def __init__(self, taste): ...
+
+class Stranger: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("drafters_of_mine:Choosy", "can't be called without arguments"),
+        ("drafters_of_mine:Stranger", "is no class that derives from fledge.engine.Drafter"),
+        ("drafters_of_mine:Drafter.propose", "has no 'Drafter.propose'"),
+        ("drafters_of_mine", "write module:name"),
+        (
+            "drafters_of_nobody:Choosy",
+            "'drafters_of_nobody' of 'drafters_of_nobody:Choosy' can't be imported",
+        ),
+    ],
+)
+def test_a_drafter_that_is_none_is_refused(
+    fledge: Fledge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, said: str
+) -> None:
+    (tmp_path / "drafters_of_mine.py").write_text(DRAFTERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    assert said in fledge.error("serve", "--drafter", named)
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_is_no_error(closed: str) -> None:
     command = shlex.join([sys.executable, "-m", "fledge", "bench", "sever"])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge.base.errors import EngineError, HeadError, ServerError
-from fledge.engine import EngineOptions, TreeShape
+from fledge.engine import EngineOptions, Lookup, TreeShape
 from fledge.server.fair_queue import FairQueue
 from fledge.server.launch import bind, check_memory, load_engine, url
 from fledge.server.options import ServerOptions, from_vertex, read_keys
@@ -179,6 +179,9 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) ->
         ({"lookup": 4}, "lookup=4 needs a draft head"),
         ({"draft_weights": "int8"}, "draft_weights is for a draft head"),
         ({"tuned": {1: TreeShape(2, 2, 4)}}, "tuned .* needs a draft head"),
+        ({"drafter": "fledge.engine:Lookup"}, "drafter is 'fledge.engine:Lookup'; derive it from"),
+        ({"drafter": Lookup(), "lookup": 4}, "lookup=4 is merged into a head's trees"),
+        ({"drafter": Lookup(), "draft_weights": "int8"}, "draft_weights is for a draft head"),
     ],
     ids=str,
 )
@@ -187,6 +190,24 @@ def test_an_engine_that_cannot_be_is_refused_before_its_target_is_sought(
 ) -> None:
     with pytest.raises(EngineError, match=said):
         load_engine("/no/such/target", EngineOptions(**wrong), head=None)  # type: ignore[arg-type]
+
+
+def test_a_head_and_a_drafter_are_one_too_many() -> None:
+    with pytest.raises(EngineError, match="there are a head and a drafter"):
+        load_engine("/no/such/target", EngineOptions(drafter=Lookup()), head="released")
+
+
+def test_a_server_drafts_with_what_it_is_given(target: Target) -> None:
+    """By prompt lookup alone, which finds what is said over and over."""
+    prompt, speculated = [[40, 41, 42, 43] * 8], []
+    for drafter in (None, Lookup()):
+        limits = EngineOptions(max_batch=1, max_context=200, drafter=drafter)
+        engine = load_engine(str(target.folder), limits, head=None, dtype="float32")
+        (answer,) = engine.generate(prompt, max_tokens=40, ignore_eos=True, logit_bias={40: 90.0})
+        assert answer.token_ids == [40] * 40
+        speculated.append(engine.speculative)
+    assert speculated == [False, True]
+    assert answer.stats.tau > 2
 
 
 def test_single_tokens_are_bytes_that_add_up(tmp_path: Path) -> None:

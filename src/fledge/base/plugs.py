@@ -16,6 +16,8 @@ def imported(path: str) -> Any:
     Raises a RecipeError that names what is missing.
     """
     module, _, name = path.partition(":")
+    if not module or not name:
+        raise RecipeError(f"{path!r} names nobody's code: write module:name, such as my_module:my_name")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

@@ -13,7 +13,7 @@ import typer
 from fledge.base.errors import EngineError, ServerError
 
 if TYPE_CHECKING:
-    from fledge.engine import TreeShape
+    from fledge.engine import Drafter, TreeShape
 
 _ENGINE, _LIMITS = "fledge's engine", "Load, access and logs"
 _FOREIGN = "Another engine (--engine sglang or vllm)"
@@ -177,7 +177,6 @@ def serve(
         )
         serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
         return
-    from fledge.base.plugs import imported
     from fledge.bench.tune import read_tuned
     from fledge.engine import EngineOptions
     from fledge.server import ServerOptions, serve
@@ -188,7 +187,7 @@ def serve(
     if not math.isfinite(max_body_mb):
         raise ServerError(f"max-body-mb is {max_body_mb}; give a number of megabytes")
     limits = EngineOptions(
-        drafter=None if drafter is None else imported(drafter)(),
+        drafter=None if drafter is None else _made(drafter),
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
@@ -222,6 +221,19 @@ def serve(
         device=device,
         chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
     )
+
+
+def _made(drafter: str) -> Drafter:
+    from fledge.base.plugs import imported
+    from fledge.engine import Drafter
+
+    kind = imported(drafter)
+    if not (isinstance(kind, type) and issubclass(kind, Drafter)):
+        raise EngineError(f"--drafter {drafter} is no class that derives from fledge.engine.Drafter")
+    try:
+        return kind()
+    except Exception as error:
+        raise EngineError(f"--drafter {drafter} can't be called without arguments: {error}") from error
 
 
 def _tree(text: str | None, head: str | None) -> TreeShape | None:
