@@ -162,15 +162,6 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def short_calls() -> ctypes.PyDLL:
-    """The same, for calls of microseconds: they keep the interpreter's lock.
-
-    Who lets go of it beside a thread that is at work in Python, as the host is beside the lane, waits until that one
-    lets go in turn, which takes hundreds of microseconds.
-    """
-    return ctypes.PyDLL("fledge", handle=library()._handle)
-
-
 def find_compiler() -> str | None:
     """$CXX, or the C++ compiler on the path."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
