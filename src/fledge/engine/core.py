@@ -264,11 +264,11 @@ class EngineCore:
     def _first_tokens(self, finishing: Sequence[Request], first: FirstTokens, seconds: float) -> None:
         """Deliver what a prefill yielded."""
         tokens = first.chosen.tolist() if first.chosen is not None else []
-        told = first.logprobs.read([[token] for token in tokens]) if first.logprobs else {}
+        logprobs = first.logprobs.read([[token] for token in tokens]) if first.logprobs else {}
         for number, (request, token) in enumerate(zip(finishing, tokens, strict=True)):
             request.land(1, 1)
             if request.id in self._requests:
-                self._deliver(request, request.emit([token], [0], told.get(number)))
+                self._deliver(request, request.emit([token], [0], logprobs.get(number)))
 
     def _decode(self) -> bool:
         """Launch a round of the running requests, if there are any."""
@@ -285,9 +285,9 @@ class EngineCore:
         plan = None
         if any(request.speculate for request in running):
             plan = self._planner.choose(len(running), behind=partial(self._behind, running))
-        most = _most_tokens(plan)
+        max_tokens = _max_tokens(plan)
         for request in running:
-            request.take_off(1, most)
+            request.take_off(1, max_tokens)
         rows = self._batch.speculating().rows
         self._flight.launch(
             partial(self._rounds.decode, plan), partial(self._round_done, running, plan, rows)
@@ -296,9 +296,9 @@ class EngineCore:
 
     def _behind(self, running: Sequence[Request]) -> int:
         """Positions the drafter would have to catch up on, as far as the host knows."""
-        most = self._drafter.remembers if self._drafter is not None else 0
+        limit = self._drafter.remembers if self._drafter is not None else 0
         pending = [request.draft.pending for request in running if request.speculate]
-        return sum(pending if most is None else [min(count, most) for count in pending])
+        return sum(pending if limit is None else [min(count, limit) for count in pending])
 
     def _round_done(
         self,
@@ -310,14 +310,14 @@ class EngineCore:
     ) -> None:
         """Deliver what a round brought, and learn from it. `speculating`: rows of those that do; None: all."""
         rows = result.emitted.tolist()  # per request: how many tokens it emits, then the tokens
-        told = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
+        logprobs = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
         traces = _traces(result, running)
-        drafted, counts, most = result.drafted, self._counts, _most_tokens(plan)
+        drafted, counts, max_tokens = result.drafted, self._counts, _max_tokens(plan)
         sizes = [0] * len(rows) if drafted is None else drafted.sizes
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
         counts.rounds += 1
         for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
-            request.land(1, most)
+            request.land(1, max_tokens)
             if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
                 continue
             request.draft.land(result.pending[number], restarted=result.restarted[number])
@@ -325,7 +325,7 @@ class EngineCore:
             if speculated:
                 depths.append(count - 1)
                 proposed += sizes[number]
-            emitted = request.emit(tokens[:count], _ORIGINS[count], told.get(number))
+            emitted = request.emit(tokens[:count], _ORIGINS[count], logprobs.get(number))
             request.count_round(emitted.origins, drafted=speculated)
             counts.request_rounds += 1
             counts.round_tokens += len(emitted.token_ids)
@@ -363,7 +363,7 @@ class EngineCore:
                 self._failed_sinks[request.id] = failure
 
 
-def _most_tokens(plan: RoundPlan | None) -> int:
+def _max_tokens(plan: RoundPlan | None) -> int:
     """Tokens that a round with this plan emits at most, per request."""
     return 1 if plan is None else plan.bound.reach + 1
 

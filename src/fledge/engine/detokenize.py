@@ -76,8 +76,8 @@ class Detokenizer:
             certain -= _CHARACTER
             if certain < _MANY:
                 return ""
-            whole, text = text, self._decode(context + self._new[:certain])
-            if len(text) <= len(before) or not whole.startswith(text):
+            full, text = text, self._decode(context + self._new[:certain])
+            if len(text) <= len(before) or not full.startswith(text):
                 return ""
         self._context, self._new = self._new[:certain], self._new[certain:]
         return text[len(before) :]

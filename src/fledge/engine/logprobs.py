@@ -53,8 +53,8 @@ class PathLogprobs(NamedTuple):
 def path_logprobs(logits: Tensor, wanted: LogprobRows, rows: Tensor | None, chosen: Tensor) -> PathLogprobs:
     """From raw `logits` [R, V]; `rows` [B, W]: each request's rows, None: one each; `chosen` [B, W]: their tokens."""
     chosen = chosen.index_select(0, wanted.requests)  # [n, W]
-    own = wanted.requests[:, None] if rows is None else rows.index_select(0, wanted.requests)
-    values = logits.index_select(0, own.reshape(-1)).float()
+    places = wanted.requests[:, None] if rows is None else rows.index_select(0, wanted.requests)
+    values = logits.index_select(0, places.reshape(-1)).float()
     log_probs = torch.log_softmax(values, -1).view(*chosen.shape, -1)  # [n, W, V]
     best = log_probs.topk(min(wanted.top, log_probs.shape[-1]), -1)
     return PathLogprobs(

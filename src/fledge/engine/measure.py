@@ -35,14 +35,14 @@ def measure_cost(
     A decoder's own curve is remembered as long as the decoder lives. Of other drafters than the head nothing is known
     beforehand: the planner learns from rounds what they take.
     """
-    most = requests * MAX_NODES
-    curves, key = _measured_targets.setdefault(target.decoder, {}), (most, recorded is not None)
+    max_rows = requests * MAX_NODES
+    curves, key = _measured_targets.setdefault(target.decoder, {}), (max_rows, recorded is not None)
     if key not in curves:
 
         def run_target(batch: ForwardBatch) -> object:
             return target.decoder.forward(batch, target.kv, logits="argmax", features=True)
 
-        curves[key] = _measure(sizes_up_to(most), _TARGET_WIDTH, run_target, target, recorded)
+        curves[key] = _measure(sizes_up_to(max_rows), _TARGET_WIDTH, run_target, target, recorded)
     if eagle is None:
         return CostModel(curves[key], CostCurve((1,), (0.0,)))
     topk = eagle.sizes.topk
@@ -57,13 +57,13 @@ def measure_cost(
     return CostModel(curves[key], _measure(sizes, _HEAD_WIDTH, run_head, target, recorded))
 
 
-def sizes_up_to(most: int) -> list[int]:
-    """Numbers of rows to time: geometric, up to the multiple of 16 that holds `most`."""
-    most = -(-most // _TARGET_WIDTH) * _TARGET_WIDTH  # so that requests of equal width make it up
-    sizes = [rows for rows in _ROWS if rows < most]
-    while sizes and sizes[-1] >= _ROWS[-1] and 2 * sizes[-1] < most:
+def sizes_up_to(max_rows: int) -> list[int]:
+    """Numbers of rows to time: geometric, up to the multiple of 16 that holds `max_rows`."""
+    max_rows = -(-max_rows // _TARGET_WIDTH) * _TARGET_WIDTH  # so that requests of equal width make it up
+    sizes = [rows for rows in _ROWS if rows < max_rows]
+    while sizes and sizes[-1] >= _ROWS[-1] and 2 * sizes[-1] < max_rows:
         sizes.append(2 * sizes[-1])
-    return [*sizes, most]
+    return [*sizes, max_rows]
 
 
 def _measure(

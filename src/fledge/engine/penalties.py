@@ -62,23 +62,23 @@ def edited(
     request. `picked` [R] int64: which of the tree's B * N nodes; None: all. `keep`: leave `logits` as they are.
     """
     nodes = 1 if tree is None else tree.token_ids.shape[1]
-    rows, own, node = _edited_rows(edits.requests, nodes, picked)
+    rows, owner, node = _edited_rows(edits.requests, nodes, picked)
     changed = logits.index_select(0, rows)  # [r, V]
     if edits.bias_ids.shape[1]:
-        changed.scatter_add_(1, edits.bias_ids.index_select(0, own), edits.bias.index_select(0, own))
+        changed.scatter_add_(1, edits.bias_ids.index_select(0, owner), edits.bias.index_select(0, owner))
     if edits.counts is not None:
         seen = TokenCounts(*(table.index_select(0, edits.requests) for table in edits.counts))  # [n, V]
         raw = changed
-        changed = _penalized(raw, *(part.index_select(0, own) for part in _penalties(seen, edits)))
+        changed = _penalized(raw, *(part.index_select(0, owner) for part in _penalties(seen, edits)))
         if tree is not None:
-            _count_ancestors(changed, raw, seen, edits, tree, own, node)
+            _count_ancestors(changed, raw, seen, edits, tree, owner, node)
     if edits.ends.shape[1]:
-        early = position.index_select(0, rows)[:, None] < edits.ends_from.index_select(0, own)  # [r, 1]
-        ends = edits.ends.index_select(0, own)
+        early = position.index_select(0, rows)[:, None] < edits.ends_from.index_select(0, owner)  # [r, 1]
+        ends = edits.ends.index_select(0, owner)
         changed.scatter_add_(1, ends, torch.where(early, -torch.inf, 0.0).expand(ends.shape))
-    for mine, bits in _forms(edits, tree, own, node):
+    for places, bits in _forms(edits, tree, owner, node):
         may = unpacked(bits, logits.shape[1]).to(changed.device)
-        changed[mine] = changed[mine].masked_fill_(~may, -torch.inf)
+        changed[places] = changed[places].masked_fill_(~may, -torch.inf)
     return logits.index_copy(0, rows, changed) if keep else logits.index_copy_(0, rows, changed)
 
 
@@ -90,38 +90,38 @@ def allowed(
     None: anything.
     """
     nodes = 1 if tree is None else tree.token_ids.shape[1]
-    rows, own, node = _edited_rows(edits.requests, nodes, picked)
-    found = None
-    for mine, bits in _forms(edits, tree, own, node):
-        if found is None:
-            found = bits.new_full((count, bits.shape[1]), -1)
-        found[rows[mine]] = bits
-    return found
+    rows, owner, node = _edited_rows(edits.requests, nodes, picked)
+    masks = None
+    for places, bits in _forms(edits, tree, owner, node):
+        if masks is None:
+            masks = bits.new_full((count, bits.shape[1]), -1)
+        masks[rows[places]] = bits
+    return masks
 
 
 def _forms(
-    edits: LogitEdits, tree: DraftTree | None, own: Tensor, node: Tensor
+    edits: LogitEdits, tree: DraftTree | None, owner: Tensor, node: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Of each answer that has to have a form: which of the edited rows are its, and what they may choose, in bits."""
     for number, follower in enumerate(edits.followers):
         if follower is None:
             continue
-        mine = (own == number).nonzero()[:, 0]
+        places = (owner == number).nonzero()[:, 0]
         tokens, parents = [0], [-1]
         if tree is not None:
             request = int(edits.requests[number])
             tokens, parents = tree.token_ids[request].tolist(), tree.parents[request].tolist()
-        yield mine, follower.allowed(tokens, parents, node[mine].tolist())
+        yield places, follower.allowed(tokens, parents, node[places].tolist())
 
 
 def _edited_rows(requests: Tensor, nodes: int, picked: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of these `requests` [n]: their numbers, which of the n each belongs to, and which node; [r] each."""
     if picked is None:
         node = torch.arange(nodes, device=requests.device)
-        own = torch.arange(len(requests), device=requests.device).repeat_interleave(nodes)
-        return (requests[:, None] * nodes + node).view(-1), own, node.repeat(len(requests))
-    rows, own = (picked[:, None] // nodes == requests).nonzero(as_tuple=True)
-    return rows, own, picked.index_select(0, rows) % nodes
+        owner = torch.arange(len(requests), device=requests.device).repeat_interleave(nodes)
+        return (requests[:, None] * nodes + node).view(-1), owner, node.repeat(len(requests))
+    rows, owner = (picked[:, None] // nodes == requests).nonzero(as_tuple=True)
+    return rows, owner, picked.index_select(0, rows) % nodes
 
 
 def _count_ancestors(
@@ -130,15 +130,15 @@ def _count_ancestors(
     seen: TokenCounts,
     edits: LogitEdits,
     tree: DraftTree,
-    own: Tensor,
+    owner: Tensor,
     node: Tensor,
 ) -> None:
     """Penalise the tree's tokens again in `changed` [r, V], from the `raw` logits, each row's ancestors counted, too.
 
-    Rows are node `node` [r] of request `own` [r]. Each gets a new value for every token of its tree; one that isn't its
-    ancestor is counted zero times more.
+    Rows are node `node` [r] of request `owner` [r]. Each gets a new value for every token of its tree; one that isn't
+    its ancestor is counted zero times more.
     """
-    request = edits.requests.index_select(0, own)
+    request = edits.requests.index_select(0, owner)
     tokens = tree.token_ids.index_select(0, request)  # [r, N]
     tokens = tokens.clamp(min=0)  # an empty node is nobody's ancestor
     mask = tree.window_mask.index_select(0, request).gather(1, node[:, None])
@@ -147,12 +147,13 @@ def _count_ancestors(
     same = (tokens[:, :, None] == tokens[:, None]).float()
     above = (sees[:, None] @ same)[:, 0].to(torch.int32)  # how often the row's path holds node j's token
     counted = TokenCounts(
-        generated=seen.generated[own[:, None], tokens] + above, in_prompt=seen.in_prompt[own[:, None], tokens]
+        generated=seen.generated[owner[:, None], tokens] + above,
+        in_prompt=seen.in_prompt[owner[:, None], tokens],
     )
     of_rows = edits._replace(
-        repetition=edits.repetition.index_select(0, own),
-        presence=edits.presence.index_select(0, own),
-        frequency=edits.frequency.index_select(0, own),
+        repetition=edits.repetition.index_select(0, owner),
+        presence=edits.presence.index_select(0, owner),
+        frequency=edits.frequency.index_select(0, owner),
     )
     changed.scatter_(1, tokens, _penalized(raw.gather(1, tokens), *_penalties(counted, of_rows)))
 

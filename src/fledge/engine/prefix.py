@@ -106,12 +106,12 @@ class PrefixCache:
             raise EngineError("the prefix cache's two records differ; report this as a bug of the engine")
 
     def _use_instead(self, request: Request, number: int, page: int) -> None:
-        own = request.pages[number]
-        if own == page:
+        current = request.pages[number]
+        if current == page:
             return
         swapped: list[int] = []
         self._pool.share(swapped, [page])
-        self._pool.release([own])
+        self._pool.release([current])
         request.pages[number] = page
 
     def _keys(self, request: Request, tokens: int) -> list[bytes]:
@@ -120,9 +120,9 @@ class PrefixCache:
         full = max(tokens - 1, 0) // size
         for number in range(len(keys), full):
             start = number * size + 1 if number else 0
-            own = np.array(request.context(start, (number + 1) * size + 1), dtype=np.int32).tobytes()
+            token_bytes = np.array(request.context(start, (number + 1) * size + 1), dtype=np.int32).tobytes()
             parent = keys[-1] if keys else b""
-            keys.append(hashlib.blake2b(parent + own, digest_size=_KEY_BYTES).digest())
+            keys.append(hashlib.blake2b(parent + token_bytes, digest_size=_KEY_BYTES).digest())
         return keys[:full]
 
     def _forget(self, page: int) -> None:

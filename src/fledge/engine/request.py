@@ -205,17 +205,17 @@ class Request:
         if self.finish_reason and self.watch is not None and self.watch.finish():
             self.finish_reason, self.stop_reason = "stop", self.watch.matched
         sources = list(origins[: len(taken)])
-        told = None
+        reported = None
         if self.params.logprobs is not None and logprobs is not None:
             top = self.params.logprobs
-            told = [entry._replace(top=entry.top[:top]) for entry in logprobs[: len(taken)]]
-            self.logprobs += told
+            reported = [entry._replace(top=entry.top[:top]) for entry in logprobs[: len(taken)]]
+            self.logprobs += reported
         if not self.output_ids:
             self.first_token_at = time.perf_counter()
         self.output_ids += taken
         self.origins += sources
         self.last_token_at = time.perf_counter()
-        return Emitted(taken, sources, told, None if self.watch is None else self.watch.take())
+        return Emitted(taken, sources, reported, None if self.watch is None else self.watch.take())
 
     def _stops_at(self, token: int) -> bool:
         """True if this token ends the answer. A stop token's own text is no part of the answer."""

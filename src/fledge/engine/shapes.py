@@ -84,8 +84,8 @@ PLAIN = TreeShape(0, 1, 1)
 
 @functools.cache
 def _cut(shape: TreeShape, levels: int, nodes: int) -> TreeShape:
-    most = nodes - 1
-    return TreeShape(min(levels, most), shape.topk, nodes, min(shape.lookup, most)) if most else PLAIN
+    drafts = nodes - 1
+    return TreeShape(min(levels, drafts), shape.topk, nodes, min(shape.lookup, drafts)) if drafts else PLAIN
 
 
 @functools.cache

@@ -32,13 +32,13 @@ class StopMatcher:
         text = self._held + text
         if early:
             self._passed = len(text)
-        found = [
+        matches = [
             (at, order)
             for order, stop in enumerate(self._stops)
             if (at := text.find(stop, max(self._passed + 1 - len(stop), 0))) >= 0
         ]
-        if found:
-            at, order = min(found)
+        if matches:
+            at, order = min(matches)
             self.matched, self._held = self._stops[order], ""
             return text[:at]
         keep = 0 if last else max((overlap(text, stop) for stop in self._stops), default=0)

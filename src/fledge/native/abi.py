@@ -112,7 +112,7 @@ class CarriedState(Structure):
     """What B requests carry from round to round; see the engine's `Carried`. round.h."""
 
     _fields_ = [
-        *((n, c_int64) for n in ("requests", "pages", "topk", "known")),
+        *((n, c_int64) for n in ("requests", "pages", "topk", "history_size")),
         *((n, c_void_p) for n in ("length", "bonus", "page_table", "head_start", "head_pages")),
         *((n, c_void_p) for n in ("first_token_ids", "first_log_probs", "hidden", "history")),
     ]
@@ -133,7 +133,7 @@ class DraftTerms(Structure):
         ("speculates", c_void_p),
         ("calibration", POINTER(c_double)),
         ("next", POINTER(c_double)),
-        ("known", POINTER(c_int64)),
+        ("measured", POINTER(c_int64)),
         ("costs", POINTER(c_double)),
         ("step", c_double),
         ("points", c_int64),

@@ -33,7 +33,8 @@ struct Draft {  // of B requests
     s.trees.clear();
     for (int64_t b = 0; b < c.requests; ++b) {
       Proposal proposal{made.proposed() + b * t.lookup, made.rates() + b * t.lookup, t.lookup};
-      if (t.lookup) made.matched()[b] = proposal.find(c.history + b * c.known, c.length[b], t.log_rates, t.longest);
+      if (t.lookup)
+        made.matched()[b] = proposal.find(c.history + b * c.history_size, c.length[b], t.log_rates, t.longest);
       s.trees.push_back(Growth{t.topk, &s.ids[b * (1 + size)], &s.parents[b * (1 + size)], made.scores() + b * size,
                                proposal});
       s.trees[b].ids[0] = c.bonus[b];
@@ -53,8 +54,8 @@ struct Draft {  // of B requests
     if (level >= t.depth) return false;
     if (!t.calibration) return true;
     double share = t.calibration[level] * t.next[level], gain = 0;
-    double row = cost_of(t.known, t.costs, t.points, c.requests * (level + 2)) -
-                 cost_of(t.known, t.costs, t.points, c.requests * (level + 1));
+    double row = cost_of(t.measured, t.costs, t.points, c.requests * (level + 2)) -
+                 cost_of(t.measured, t.costs, t.points, c.requests * (level + 1));
     for (const Growth& tree : s.trees) gain += std::max(tree.open_mass() * share - row / double(c.requests), 0.0);
     return gain > t.step;
   }
@@ -116,7 +117,7 @@ struct Draft {  // of B requests
     }
     std::vector<float> calibration;
     if (t.depth) calibration.assign(t.calibration, t.calibration + 1 + std::max(t.depth, t.lookup));
-    share_out(s.worth.data(), t.depth ? calibration.data() : nullptr, s.depths.data() + 1, t.known, t.costs, t.points,
+    share_out(s.worth.data(), t.depth ? calibration.data() : nullptr, s.depths.data() + 1, t.measured, t.costs, t.points,
               c.requests, candidates, t.nodes - 1, made.counts());
   }
 

@@ -60,8 +60,10 @@ void keep(const RoundModels& m, const CarriedState& c, const Recent& recent, con
 void advance(const CarriedState& c, int64_t width) {
   for (int64_t b = 0; b < c.requests; ++b) {
     const int64_t* emitted = &s.paths.emitted[b * width];
-    for (int64_t n = 0; c.known && n < width; ++n)
-      c.history[b * c.known + std::min(c.length[b] + 1 + n, c.known - 1)] = static_cast<int32_t>(emitted[n]);
+    for (int64_t n = 0; c.history_size && n < width; ++n) {
+      const int64_t column = std::min(c.length[b] + 1 + n, c.history_size - 1);
+      c.history[b * c.history_size + column] = static_cast<int32_t>(emitted[n]);
+    }
     c.length[b] += static_cast<int32_t>(s.paths.emits[b]);
     c.bonus[b] = emitted[s.paths.emits[b] - 1];
   }

@@ -23,8 +23,8 @@ struct RoundModels {
   int layers, kv_heads, head_dim;  // the target's
 };
 
-struct CarriedState {  // of B requests; see `Carried`
-  int64_t requests, pages, topk, known;
+struct CarriedState {  // of B requests; as batch.py and drafters/eagle.py carry them
+  int64_t requests, pages, topk, history_size;
   int32_t* length;
   int64_t* bonus;
   const int32_t *page_table, *head_start, *head_pages;
@@ -45,7 +45,7 @@ struct DraftTerms {  // what bounds a draft; see `Terms`
   const bool* speculates;     // [B], null: all
   const double* calibration;  // by depth; null: the tree is grown to its bounds, whatever it promises
   const double* next;         // by depth: of a level's probability, what the next one keeps
-  const int64_t* known;       // [points] rows
+  const int64_t* measured;    // [points] rows
   const double* costs;        // [points] tokens that their verify is worth,
   double step;                // and a draft step
   int64_t points;

@@ -91,7 +91,7 @@ void Growth::select(const int64_t* depths, int64_t wanted, int64_t nodes, const 
   }
 }
 
-void share_out(const float* scores, const float* calibration, const int64_t* depths, const int64_t* known,
+void share_out(const float* scores, const float* calibration, const int64_t* depths, const int64_t* measured,
                const double* costs, int64_t points, int64_t requests, int64_t candidates, int64_t most,
                int64_t* counts) {
   struct Node {
@@ -109,11 +109,11 @@ void share_out(const float* scores, const float* calibration, const int64_t* dep
     counts[b] = 0;
   }
   std::stable_sort(best.begin(), best.end(), [](const Node& a, const Node& b) { return a.worth > b.worth; });
-  double gain = 0, largest = -cost_of(known, costs, points, requests);
+  double gain = 0, largest = -cost_of(measured, costs, points, requests);
   int64_t count = 0;
   for (int64_t n = 0; n < int64_t(best.size()) && best[n].worth > 0; ++n) {
     gain += best[n].worth;
-    double left = gain - cost_of(known, costs, points, requests + n + 1);
+    double left = gain - cost_of(measured, costs, points, requests + n + 1);
     if (left > largest) largest = left, count = n + 1;
   }
   for (int64_t n = 0; n < count; ++n) ++counts[best[n].request];

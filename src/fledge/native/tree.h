@@ -23,12 +23,12 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();  // log probab
 
 // What a verify of `rows` rows costs, in tokens: linear between `points` measured ones and beyond the last two, where it
 // never falls, and no less than at the first; as `CostCurve.at`.
-inline double cost_of(const int64_t* known, const double* costs, int64_t points, int64_t rows) {
-  if (points == 1 || rows <= known[0]) return costs[0];
-  int64_t right = std::min(std::lower_bound(known, known + points, rows) - known, points - 1);
-  double slope = (costs[right] - costs[right - 1]) / double(known[right] - known[right - 1]);
-  if (rows > known[right] && slope < 0.0) return costs[right];
-  return costs[right - 1] + slope * double(rows - known[right - 1]);
+inline double cost_of(const int64_t* measured, const double* costs, int64_t points, int64_t rows) {
+  if (points == 1 || rows <= measured[0]) return costs[0];
+  int64_t right = std::min(std::lower_bound(measured, measured + points, rows) - measured, points - 1);
+  double slope = (costs[right] - costs[right - 1]) / double(measured[right] - measured[right - 1]);
+  if (rows > measured[right] && slope < 0.0) return costs[right];
+  return costs[right - 1] + slope * double(rows - measured[right - 1]);
 }
 
 struct Proposal {  // prompt lookup's, of one request
@@ -81,8 +81,8 @@ struct Growth {  // one request's tree while it grows
 
 // How many nodes below the root each of B requests gets, at most `most`: as many of the most probable candidates of all
 // requests as bring more tokens than the verify's time is worth. scores [B, C]; `calibration` [by depth] multiplies
-// probabilities, null: 1; depths [C]; `costs` [points] of `known` [points] rows.
-void share_out(const float* scores, const float* calibration, const int64_t* depths, const int64_t* known,
+// probabilities, null: 1; depths [C]; `costs` [points] of `measured` [points] rows.
+void share_out(const float* scores, const float* calibration, const int64_t* depths, const int64_t* measured,
                const double* costs, int64_t points, int64_t requests, int64_t candidates, int64_t most, int64_t* counts);
 
 // Walks down the tree as long as a node is what its parent chose. Returns how many tokens are emitted, the bonus token

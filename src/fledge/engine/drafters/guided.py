@@ -36,18 +36,18 @@ class GuidedDrafts:
         # To the P nodes, root left out.
         self._paths: dict[int, list[list[int]]] = {row: [[]] for row in followers}
 
-    def proposal(self, found: Proposal) -> Proposal:
-        """What prompt lookup `found`, as far as the grammar allows it, then the tokens forced behind it.
+    def proposal(self, lookup: Proposal) -> Proposal:
+        """What prompt lookup proposes, as far as the grammar allows it, then the tokens that the grammar forces next.
 
         Where tokens are forced right now, those alone.
         """
-        token_ids, log_probs, matched = (column.clone() for column in found)
-        most = token_ids.shape[1]
+        token_ids, log_probs, matched = (column.clone() for column in lookup)
+        limit = token_ids.shape[1]
         for row, follower in self._followers.items():
             copied = [token for token in token_ids[row].tolist() if token >= 0]
             copied = [] if (forced := follower.forced([])) else copied[: follower.fitting(copied)]
-            tokens = (copied + (forced or follower.forced(copied)))[:most]
-            token_ids[row] = torch.tensor(tokens + [-1] * (most - len(tokens)))
+            tokens = (copied + (forced or follower.forced(copied)))[:limit]
+            token_ids[row] = torch.tensor(tokens + [-1] * (limit - len(tokens)))
             log_probs[row, len(copied) : len(tokens)] = _FORCED
             log_probs[row, len(tokens) :] = -math.inf
             if not copied:

@@ -63,15 +63,15 @@ class ProposalMerge:
         proposed, rates, agreed, number, reached = self.state
         rate = rates[:, level - 1, None]  # [B, 1]
         same = tokens == proposed[:, level - 1, None]
-        own = None
+        below = None
         if parents is not None:  # [B, C], the children of the node the proposal has come to
-            own = (parents == number[:, None]).repeat_interleave(scores.shape[1] // parents.shape[1], 1)
-            same &= own
+            below = (parents == number[:, None]).repeat_interleave(scores.shape[1] // parents.shape[1], 1)
+            same &= below
         before = reached[:, None]
         head = scores.masked_fill(~same, -torch.inf).amax(1, keepdim=True) - before  # the head's own opinion
         others = (_log_rest(rate) - _log_rest(head)).clamp(max=0)
-        if own is not None:
-            others = others * own
+        if below is not None:
+            others = others * below
         hit, place = same.max(1)
         score = (before + torch.maximum(rate, head))[:, 0]
         self.state = self.state._replace(

@@ -33,7 +33,7 @@ class DraftProgress:
 
     def end(self, written: int) -> bool:
         """The request leaves the batch with so many positions written by the target; whether its KV has no gap."""
-        whole = self.follows and not self.restarted
-        if whole:
+        complete = self.follows and not self.restarted
+        if complete:
             self.written = written - self.pending
-        return whole
+        return complete

@@ -69,9 +69,9 @@ class AcceptanceModel:
             sums *= _DECAY
         before, requests = 0.0, 0
         for level, scores in enumerate(levels):
-            known = scores.nan_to_num(-np.inf).numpy()  # one request's overflow would be remembered for ever
-            requests, count = len(known), min(self._ranks, known.shape[1])
-            best = np.exp(np.sort(known, 1)[:, : -count - 1 : -1]).sum(0)
+            finite = scores.nan_to_num(-np.inf).numpy()  # one request's overflow would be remembered for ever
+            requests, count = len(finite), min(self._ranks, finite.shape[1])
+            best = np.exp(np.sort(finite, 1)[:, : -count - 1 : -1]).sum(0)
             mass = float(best.sum()) * self.calibration[level + 1]
             self._best[level, :count] += best
             self._best[level, count:] += best[-1] * _PRIOR_RANK ** np.arange(1, self._ranks - count + 1)
@@ -102,9 +102,9 @@ class AcceptanceModel:
 
 def _shrunk(came: np.ndarray, expected: np.ndarray, guess: float, prior: float) -> list[float]:
     """came / expected by depth, each drawn towards the one above; the first, by `prior`, towards `guess`."""
-    found = []
+    ratios = []
     for one, of in zip(came.tolist(), expected.tolist(), strict=True):
         guess = (one + prior * guess) / (of + prior)
-        found.append(guess)
+        ratios.append(guess)
         prior = _PRIOR
-    return found
+    return ratios

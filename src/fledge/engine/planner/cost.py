@@ -69,11 +69,11 @@ class CostCurve:
 
     def over(self, rows: np.ndarray) -> np.ndarray:
         """`at` for ascending numbers of rows [n]."""
-        known = np.interp(rows, self.rows, self.seconds)
+        interpolated = np.interp(rows, self.rows, self.seconds)
         if rows[-1] <= self.rows[-1] or len(self.rows) == 1:
-            return known
+            return interpolated
         last = max(self.seconds[-1] - self.seconds[-2], 0.0) / (self.rows[-1] - self.rows[-2])
-        return known + last * np.maximum(rows - self.rows[-1], 0)
+        return interpolated + last * np.maximum(rows - self.rows[-1], 0)
 
 
 @dataclass(frozen=True)
@@ -168,33 +168,33 @@ class LearntCosts:
                 for point, share in head.shares(size)
             ]
         predicted = max(sum(part for _, part in parts), 1e-9)
-        told = np.zeros(len(self._state))  # how the round's logarithm depends on the state
-        told[0] = told[kind] = 1.0
+        sensitivity = np.zeros(len(self._state))  # how the round's logarithm depends on the state
+        sensitivity[0] = sensitivity[kind] = 1.0
         for place, part in parts:
-            told[place] += part / predicted
+            sensitivity[place] += part / predicted
         expected = self._state[0] + (self._state[kind] if kind else 0.0)
         surprise = math.log(max(seconds, 1e-9) / predicted) - expected
-        as_expected = self._update(told, surprise)
+        as_expected = self._update(sensitivity, surprise)
         self.model = CostModel(
             self._corrected(self._measured.target, self._target),
             self._corrected(self._measured.head, self._head),
         )
         return seconds * math.exp(-self._state[0]), as_expected
 
-    def _update(self, told: np.ndarray, surprise: float) -> bool:
+    def _update(self, sensitivity: np.ndarray, surprise: float) -> bool:
         """The Kalman filter's step: the round's logarithm was off by `surprise`. False if by too much."""
         covariance = self._covariance
         diagonal = np.einsum("ii->i", covariance)  # a view
         diagonal += self._change * (diagonal <= np.maximum(self._least_sure, self._change))
-        shared = covariance @ told
-        variance = told @ shared + _NOISE
+        shared = covariance @ sensitivity
+        variance = sensitivity @ shared + _NOISE
         largest = max(_LARGEST, math.sqrt(_SURPRISE * variance))
         surprise = min(max(surprise, -largest), largest)
         jump = surprise**2 / _SURPRISE - variance
         if jump > 0:  # what is least sure of what this round tells about is what has changed most
-            covariance += np.outer(shared, shared * (jump / (told @ shared) ** 2))
-            shared = covariance @ told
-            variance = told @ shared + _NOISE
+            covariance += np.outer(shared, shared * (jump / (sensitivity @ shared) ** 2))
+            shared = covariance @ sensitivity
+            variance = sensitivity @ shared + _NOISE
         self._state += shared * (surprise / variance)
         covariance -= np.outer(shared, shared / variance)
         return jump <= 0

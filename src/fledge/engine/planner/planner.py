@@ -227,8 +227,8 @@ class AdaptivePlanner:
             gain = self.speeds.gain(kind, requests) * (_STAY if kind == size.rule else _ENTER)[kind]
             if kind == Kind.LOOKUP:
                 return gain + _ASK / math.sqrt(requests) - _ASK_LESS
-            late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
-            return gain / (1 + late / _PAYBACK_ROUNDS)
+            catching_up = self._catch_up_rounds(requests, behind) if kind == Kind.HEAD else 0.0
+            return gain / (1 + catching_up / _PAYBACK_ROUNDS)
 
         return max(self._kinds, key=worth)
 
@@ -267,15 +267,15 @@ class AdaptivePlanner:
     def _worth_a_try(self, size: _Size, kind: Kind, requests: int, behind: Callable[[], int]) -> bool:
         """Whether trying a kind that is due would tell anything new, and the credit covers it."""
         way = size.ways[kind]
-        known = kind != Kind.HEAD and way.rounds > _KNOWN
-        if known and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
+        settled = kind != Kind.HEAD and way.rounds > _KNOWN
+        if settled and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
             return False
         if kind == Kind.PLAIN:
             return True
-        late = self._late(requests, behind) if kind == Kind.HEAD else 0.0
-        return late <= (self._credit - 1.0 if way.wait else _LATEST)
+        catching_up = self._catch_up_rounds(requests, behind) if kind == Kind.HEAD else 0.0
+        return catching_up <= (self._credit - 1.0 if way.wait else _LATEST)
 
-    def _late(self, requests: int, behind: Callable[[], int]) -> float:
+    def _catch_up_rounds(self, requests: int, behind: Callable[[], int]) -> float:
         """How many plain rounds the head's catching up takes."""
         positions, speeds = behind(), self.speeds
         return speeds.costs.model.head.at(positions) * speeds.plain(requests) / requests if positions else 0.0
@@ -300,8 +300,8 @@ class AdaptivePlanner:
     def _first_tree(self, requests: int) -> RoundPlan:
         """A typical tree whatever it seems to cost: rows believed to be too expensive would never be measured."""
         topk = min(self.topk, 4)
-        most = _FIRST_CPU_ROWS if self.confident else _FIRST_ROWS
-        nodes = min(max(most // requests, 2), 16 if topk > 1 else 5)
+        max_rows = _FIRST_CPU_ROWS if self.confident else _FIRST_ROWS
+        nodes = min(max(max_rows // requests, 2), 16 if topk > 1 else 5)
         return RoundPlan(TreeShape(min(nodes - 1, 4), topk, nodes, self.lookup), self.match_rates, hopes=True)
 
     def _with_head(self, shape: TreeShape, requests: int, hope: float = 1.0) -> RoundPlan:
@@ -340,7 +340,7 @@ class _HostSeconds:
     """The host's time per round of each kind: a moving average."""
 
     def __init__(self) -> None:
-        self._known = [0.0 for _ in Kind]
+        self._average = [0.0 for _ in Kind]
         self._before: tuple[Kind, float] | None = None
 
     def of_round(self, kind: Kind, exposed: float) -> float:
@@ -351,7 +351,7 @@ class _HostSeconds:
         if self._before is not None:
             earlier, before = self._before
             spent = exposed - before
-            known = self._known[earlier] or spent  # nothing may have been exposed so far
-            self._known[earlier] = known + _HOST_STEP * (min(spent, _HOST_LONGEST * known) - known)
+            average = self._average[earlier] or spent  # nothing may have been exposed so far
+            self._average[earlier] = average + _HOST_STEP * (min(spent, _HOST_LONGEST * average) - average)
         self._before = kind, exposed
-        return self._known[kind]
+        return self._average[kind]

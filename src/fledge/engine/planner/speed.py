@@ -88,10 +88,12 @@ class Speeds:
         It is more than once where rounds decide by their own trees, which promises, of average trees, don't know.
         """
         group = group_of(requests)
-        known = [one for one, sums in self._sums.items() if sums[Kind.HEAD].promised < 0.5 and one != group]
-        if not known:
+        measured = [
+            one for one, sums in self._sums.items() if sums[Kind.HEAD].promised < 0.5 and one != group
+        ]
+        if not measured:
             return 1.0
-        other = min(known, key=lambda one: abs(one - group))
+        other = min(measured, key=lambda one: abs(one - group))
         sums, promise = self._sums[other][Kind.HEAD], self.promise(other)
         promised = promise.tokens / (promise.seconds * self.costs.extra(Kind.HEAD))
         return sums.tokens / max(sums.seconds, 1e-9) / promised
@@ -133,7 +135,7 @@ class Speeds:
 
         The best one is sought with the costs hoped for, and promises what it most probably takes.
         """
-        best, most = Promise(PLAIN, 1.0, 1.0), -math.inf
+        best, best_rate = Promise(PLAIN, 1.0, 1.0), -math.inf
         cost = self.costs.hoped(requests)
         verify = {nodes: cost.target.at(requests * nodes) for nodes in _NODES}
         for topk in self._topks:
@@ -142,8 +144,8 @@ class Speeds:
                 head = cost.head_seconds(requests, TreeShape(depth, topk, depth + 1))
                 for shape in trees(depth, topk, len(worth)):
                     tau, seconds = 1.0 + worth[shape.nodes - 2], max(verify[shape.nodes] + head, 1e-9)
-                    if tau / seconds > most:
-                        best, most = Promise(shape, tau, seconds), tau / seconds
+                    if tau / seconds > best_rate:
+                        best, best_rate = Promise(shape, tau, seconds), tau / seconds
         likely = self.costs.model
         return best._replace(
             seconds=likely.round_seconds(requests, best.shape) / max(likely.plain_seconds(requests), 1e-9)
@@ -151,7 +153,7 @@ class Speeds:
 
 
 @functools.cache
-def trees(depth: int, topk: int, known: int) -> tuple[TreeShape, ...]:
-    """The trees of this depth and width, of no more candidates than the `known` whose probabilities are tracked."""
-    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, known + 1)
+def trees(depth: int, topk: int, tracked: int) -> tuple[TreeShape, ...]:
+    """The trees of this depth and width, of no more candidates than the `tracked` ones."""
+    limit = min(MAX_NODES, TreeShape(depth, topk, depth + 1).candidates + 1, tracked + 1)
     return tuple(TreeShape(depth, topk, nodes) for nodes in _NODES if depth < nodes <= limit)

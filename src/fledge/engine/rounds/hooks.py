@@ -34,14 +34,14 @@ class RoundHooks:
         self,
         target: Verifier,
         batch: RunningBatch,
-        made: NativeDraft,
+        draft: NativeDraft,
         *,
         first_level: int,
         topk: int,
         features: bool,
     ) -> None:
         """`first_level`: candidates that are carried for each request; `topk` nodes of each level are expanded."""
-        self._target, self._batch, self._made, self._features = target, batch, made, features
+        self._target, self._batch, self._draft, self._features = target, batch, draft, features
         self._first_level, self._topk = first_level, topk
         self._guide = guided(target.selection.followers())
         self._failure: BaseException | None = None
@@ -88,19 +88,19 @@ class RoundHooks:
 
     def _guide_lookup(self, guide: GuidedDrafts) -> None:
         """What prompt lookup proposes, as far as the grammar allows it, and what the grammar forces."""
-        if self._made.proposal is not None:
-            for old, new in zip(self._made.proposal, guide.proposal(self._made.proposal), strict=True):
+        if self._draft.proposal is not None:
+            for old, new in zip(self._draft.proposal, guide.proposal(self._draft.proposal), strict=True):
                 old.copy_(new)
 
     def _verify(self, chosen: int, features: int) -> None:
-        made, ready = self._made, self._made.ready
+        draft, ready = self._draft, self._draft.ready
         self.verified = done = self._target.choose(
             self._batch.view(),
-            made.tree,
+            draft.tree,
             tokens=ready.tokens,
             positions=ready.positions,
             row_start=ready.row_start,
-            mask=None if made.shape.chain else ready.masks,
+            mask=None if draft.shape.chain else ready.masks,
             features=self._features,
             picked=ready.picked,
         )

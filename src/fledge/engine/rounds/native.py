@@ -62,20 +62,22 @@ class NativeRounds(TorchRounds):
         batch, drafter, clock, selection = self.batch, self.drafter, self.clock, self.target.selection
         size, bound = batch.size, plan.bound
         # The head has to be able to catch up; without room to remember it is never run.
-        kept = not plan.drafts and drafter is not None and drafter.sizes.pending and batch.speculating().some
-        made, drawing = NativeDraft(size, bound), selection.drawing()
+        remembers = (
+            not plan.drafts and drafter is not None and drafter.sizes.pending and batch.speculating().some
+        )
+        draft, drawing = NativeDraft(size, bound), selection.drawing()
         emitted = torch.empty(size * (bound.reach + 2), dtype=torch.int64)
         path = torch.empty(size * (bound.reach + 1), dtype=torch.int64)
         accepted = abi.Accepted(emitted.data_ptr(), path.data_ptr())
-        hooks = self._hooks(made, plan, kept=bool(kept))
+        hooks = self._hooks(draft, plan, remembers=bool(remembers))
         arguments = (
             self._models,
             self._view(),
             self._terms(plan),
             _drawing(drawing),
-            self._recent() if kept else abi.Recent(),
+            self._recent() if remembers else abi.Recent(),
             abi.Hooks() if hooks is None else hooks.raw,
-            made.raw,
+            draft.raw,
             accepted,
         )
         failed = self._round(*map(byref, arguments))
@@ -89,22 +91,22 @@ class NativeRounds(TorchRounds):
         logprobs = None
         if hooks is not None and hooks.verified is not None:
             taken = Accepted(emitted[:, 0], path, emitted[:, 1:])
-            logprobs = self.target.emit(hooks.verified, path + made.ready.first_row[:, None], taken)
+            logprobs = self.target.emit(hooks.verified, path + draft.ready.first_row[:, None], taken)
         clock.lap("extend")
-        return Outcome(emitted, logprobs, made, path)
+        return Outcome(emitted, logprobs, draft, path)
 
     def passed(self, done: Outcome) -> list[int]:
         """As many as were emitted."""
         counts: list[int] = done.emitted[:, 0].tolist()
         return counts
 
-    def _hooks(self, made: NativeDraft, plan: RoundPlan, *, kept: bool) -> RoundHooks | None:
+    def _hooks(self, draft: NativeDraft, plan: RoundPlan, *, remembers: bool) -> RoundHooks | None:
         if not self.target.selection.wants_logits:
             return None
         first = 0 if self.drafter is None else self.drafter.sizes.topk
         topk = plan.bound.topk if plan.drafts else 0
-        features = plan.drafts or kept
-        return RoundHooks(self.target, self.batch, made, first_level=first, topk=topk, features=features)
+        features = plan.drafts or remembers
+        return RoundHooks(self.target, self.batch, draft, first_level=first, topk=topk, features=features)
 
     def _view(self) -> abi.CarriedState:
         """What is carried for the running requests, as the kernels read it."""
@@ -128,24 +130,24 @@ class NativeRounds(TorchRounds):
 
     def _terms(self, plan: RoundPlan) -> abi.DraftTerms:
         """The plan as the kernels read it, kept while the next rounds have the same plan."""
-        last, made = self._last
+        last, raw = self._last
         if plan is not last:
             bound, terms = plan.bound, plan.terms
-            made = abi.DraftTerms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
+            raw = abi.DraftTerms(bound.depth, bound.topk, bound.nodes, bound.lookup, LONGEST)
             if terms is not None:
                 points = len(terms.rows)
-                made.calibration = (c_double * len(terms.calibration))(*terms.calibration)
-                made.next = (c_double * len(terms.next_levels))(*terms.next_levels)
-                made.known = (c_int64 * points)(*terms.rows)
-                made.costs = (c_double * points)(*terms.costs)
-                made.step, made.points = terms.step, points
-            self._last = plan, made
-        made.log_rates = (
+                raw.calibration = (c_double * len(terms.calibration))(*terms.calibration)
+                raw.next = (c_double * len(terms.next_levels))(*terms.next_levels)
+                raw.measured = (c_int64 * points)(*terms.rows)
+                raw.costs = (c_double * points)(*terms.costs)
+                raw.step, raw.points = terms.step, points
+            self._last = plan, raw
+        raw.log_rates = (
             plan.match_rates.log_rates(self.batch.device).data_ptr() if plan.bound.lookup else None
         )
         mask = self.batch.speculating().mask
-        made.speculates = None if mask is None else mask.data_ptr()
-        return made
+        raw.speculates = None if mask is None else mask.data_ptr()
+        return raw
 
 
 def _drawing(drawing: Drawing | None) -> abi.Drawing:

@@ -34,10 +34,10 @@ class NativeDraft:
     def __init__(self, requests: int, bound: TreeShape) -> None:
         """Room for trees within `bound`."""
         self._requests, self._bound = requests, bound
-        copied, most = bound.lookup, requests * bound.nodes
-        integers = requests * (copied + 3) + 6 * most
-        floats = integers + -(-(requests * (copied + bound.candidates) + most) // 2)
-        smalls = floats + -(-(requests + 1 + 2 * most) // 2)
+        lookup, nodes = bound.lookup, requests * bound.nodes
+        integers = requests * (lookup + 3) + 6 * nodes
+        floats = integers + -(-(requests * (lookup + bound.candidates) + nodes) // 2)
+        smalls = floats + -(-(requests + 1 + 2 * nodes) // 2)
         # One buffer for int64, then float32 and int32, of which two fit an int64.
         self._room = torch.empty(smalls, dtype=torch.int64)
         self._begins = integers, floats
