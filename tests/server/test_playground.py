@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -89,10 +90,12 @@ def test_chat_race_and_tree(browser: webdriver.Chrome, live: Running) -> None:
 
     find(By.TAG_NAME, "body").send_keys(Keys.ALT, "2")
     browser.execute_script("document.getElementById('race-tokens').value = 24")
+    browser.execute_script("document.getElementById('race-pairs').value = 2")
     find(By.ID, "race-question").clear()
     find(By.ID, "race-question").send_keys(QUESTIONS[1], Keys.ENTER)
     wait.until(lambda _: "ms per token" in find(By.ID, "verdict").text)
     assert "same text" in find(By.ID, "verdict").text
+    assert re.match(r"\d+\.\d\d× \(95 %: \S+ to \S+, 2 pairs\)", find(By.ID, "verdict").text)
     lanes = [find(By.CSS_SELECTOR, f"#{lane} .answer").text for lane in ("lane-plain", "lane-spec")]
     assert lanes[0] == lanes[1] != ""
     assert "measured" in find(By.ID, "baseline").text
@@ -130,10 +133,114 @@ def test_chat_race_and_tree(browser: webdriver.Chrome, live: Running) -> None:
     assert outside == set()
 
 
+MARKDOWN = """# Title
+Some **bold** text, `code` and a [link](https://example.org), [a trap](javascript:alert(1)).
+
+```python
+def f(x):
+    return "<b>"
+```
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+3. three
+4. four
+
+<img src=x onerror="document.title = 'run'"> <script>document.title = 'run'</script>
+"""
+
+
+@needs_chromium
+def test_conversations_are_kept_edited_and_cleared(browser: webdriver.Chrome, live: Running) -> None:
+    wait = WebDriverWait(browser, WAIT_S)
+    find, run = browser.find_element, browser.execute_script
+    browser.get(live.url)
+    wait.until(lambda _: find(By.ID, "model").text == "tiny")
+
+    def ask(question: str) -> None:
+        find(By.ID, "question").send_keys(question, Keys.ENTER)
+        wait.until(lambda _: run("return !chat.running && chat.messages.length && !byId('send').disabled"))
+
+    run("byId('tokens').value = 8; byId('system').value = 'Be brief.'; byId('temperature').value = 1.5")
+    for question in QUESTIONS[:2]:
+        ask(question)
+    told = run("return chat.messages")
+    assert [message["role"] for message in told] == ["user", "assistant"] * 2
+    browser.refresh()
+    wait.until(lambda _: find(By.ID, "model").text == "tiny")
+    assert run("return chat.messages") == told
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".turn")) == 4
+    assert run("return [byId('tokens').value, byId('system').value, byId('temperature').value]") == [
+        "8", "Be brief.", "1.5",
+    ]  # fmt: skip
+
+    browser.find_elements(By.XPATH, "//button[text()='Try again']")[-1].click()
+    wait.until(lambda _: run("return !chat.running && chat.messages.length === 4"))
+    assert run("return chat.messages")[:3] == told[:3]
+    browser.find_elements(By.XPATH, "//button[text()='Edit']")[0].click()
+    assert find(By.ID, "question").get_attribute("value") == QUESTIONS[0]
+    find(By.ID, "question").clear()
+    ask("Hello")
+    assert run("return chat.messages[0].content") == "Hello"
+    assert len(run("return chat.messages")) == 2
+    assert len(run("return store.conversations")) == 1
+
+    run(
+        "byId('top-p').value = 7"
+    )  # out of bounds: said at the field, in the browser's words, and nothing is sent
+    find(By.ID, "question").send_keys("Hi", Keys.ENTER)
+    assert run("return byId('settings').open && !chat.running && chat.messages.length === 2")
+    run("byId('top-p').value = ''; byId('tokens').value = 100000")
+    find(By.ID, "question").send_keys(Keys.ENTER)
+    wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".alert[role=alert]"))
+    assert "tokens" in find(By.CSS_SELECTOR, ".alert").text
+    assert find(By.ID, "question").get_attribute("value") == "Hi"  # to be tried again
+    assert len(browser.find_elements(By.XPATH, "//button[text()='Edit']")) == 1  # no answer, nothing to edit
+    assert browser.find_elements(By.CSS_SELECTOR, "#tree .hint")
+    shot(browser, "alert")
+
+    find(By.ID, "past").click()
+    assert find(By.XPATH, "//div[@id='conversations']//button[text()='Hello']").is_displayed()
+    shot(browser, "history")
+    find(By.ID, "forget-all").click()
+    assert run("return [store.conversations.length, chat.messages.length]") == [0, 0]
+    assert find(By.CSS_SELECTOR, ".empty").is_displayed()
+
+    made = run(
+        "const box = formatted(arguments[0]); byId('log').replaceChildren(box); return box.innerHTML",
+        MARKDOWN,
+    )
+    shot(browser, "markdown")
+    assert find(By.CSS_SELECTOR, ".formatted h3").text == "Title"
+    assert find(By.CSS_SELECTOR, ".code .hljs-keyword").text == "def"
+    assert run("return document.querySelector('.code pre').textContent").startswith("def f(x):")
+    assert run("return document.querySelector('.formatted ol').start") == 3
+    assert [a.get_attribute("href") for a in browser.find_elements(By.CSS_SELECTOR, ".formatted a")] == [
+        "https://example.org/"
+    ]
+    assert "<img" not in made
+    assert "<script" not in made
+    assert browser.title == "fledge playground"
+    assert run("return formatted('Just words,\\nover two lines.\\n\\nAnd more.')") is None
+
+
+def test_libraries_are_the_ones_that_are_listed() -> None:
+    folder = Path(playground.__file__).parent / "vendor"
+    listed = (folder / "README.md").read_text("utf-8")
+    for library in folder.glob("*.js"):
+        assert hashlib.sha256(library.read_bytes()).hexdigest() in listed
+        assert library.with_suffix(".LICENSE").exists()
+
+
 def test_the_page_is_self_contained() -> None:
     page = playground.page().decode()
+    for name in playground._LIBRARIES:  # which name their homes
+        page = page.replace(playground._text(name), "")
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s)>]+)""", page)
     assert all(link.startswith("data:") for link in links), links
     assert "https:" not in page
     assert "/* STYLE */" not in page
     assert "/* SCRIPT */" not in page
+    assert "/* LIBRARIES */" not in page

@@ -6,25 +6,29 @@ import base64
 import hashlib
 from importlib.resources import files
 
-_SCRIPTS = ("stream.js", "tree.js", "answer.js", "chat.js", "race.js", "main.js")
+_LIBRARIES = ("vendor/marked.js", "vendor/highlight.js")
+_SCRIPTS = ("store.js", "stream.js", "tree.js", "markdown.js", "answer.js", "chat.js", "race.js", "main.js")
 
 
 def page() -> bytes:
     """The page, including style and scripts."""
-    folder = files(__package__)
-    html = folder.joinpath("page.html").read_text("utf-8")
     return (
-        html.replace("/* STYLE */", folder.joinpath("style.css").read_text("utf-8"))
-        .replace("/* SCRIPT */", _script())
+        _text("page.html")
+        .replace("/* STYLE */", _text("style.css"))
+        .replace("/* LIBRARIES */", _text(*_LIBRARIES))
+        .replace("/* SCRIPT */", _text(*_SCRIPTS))
         .encode()
     )
 
 
 def headers() -> dict[str, str]:
-    """Headers that let the browser run only this page's own script and connect only to this server."""
-    digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
+    """Headers that let the browser run only this page's own scripts and connect only to this server."""
+    scripts = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(_text(*names).encode()).digest()).decode()}'"
+        for names in (_LIBRARIES, _SCRIPTS)
+    )
     return {
-        "Content-Security-Policy": f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "Content-Security-Policy": f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; "
         "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
@@ -32,6 +36,6 @@ def headers() -> dict[str, str]:
     }
 
 
-def _script() -> str:
+def _text(*names: str) -> str:
     folder = files(__package__)
-    return "\n".join(folder.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
+    return "\n".join(folder.joinpath(name).read_text("utf-8") for name in names)

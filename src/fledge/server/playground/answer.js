@@ -67,11 +67,11 @@ function showCounters(answer) {
   const rows = [...answer.origins.entries()].sort((a, b) => a[0] - b[0]);
   byId("legend").replaceChildren(...rows.map(([origin, count]) => {
     const row = document.createElement("div"), share = (100 * count) / answer.count;
-    const chip = document.createElement("span"), meter = document.createElement("span"), told = document.createElement("span");
+    const chip = document.createElement("span"), meter = document.createElement("span"), number = document.createElement("span");
     chip.className = "chip"; chip.textContent = origin ? `draft, depth ${origin}` : "bonus, the target's"; chip.style.background = originColour(origin);
     meter.className = "meter"; meter.append(document.createElement("i")); meter.firstChild.style.width = share + "%";
-    told.className = "share"; told.textContent = share.toFixed(0) + " %";
-    row.append(chip, meter, told);
+    number.className = "share"; number.textContent = share.toFixed(0) + " %";
+    row.append(chip, meter, number);
     return row;
   }));
 }

@@ -11,7 +11,7 @@ function select(name) {
 
 const THEMES = ["auto", "light", "dark"];
 function setTheme(name) {
-  localStorage.setItem("fledge-theme", name);
+  store.write("theme", name);
   byId("theme-name").textContent = name;
   if (name === "auto") delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = name;
 }
@@ -23,7 +23,7 @@ function sendOnEnter(event, send) {
 }
 
 function sendQuestion() {
-  if (chat.running || race.running) return;
+  if (chat.running || race.running || !byId("ask").reportValidity()) return;
   const question = byId("question").value;
   byId("question").value = "";
   chat.ask(question);
@@ -36,6 +36,10 @@ byId("race-question").onkeydown = (event) => sendOnEnter(event, () => race.start
 byId("stop").onclick = () => chat.stop();
 byId("race-stop").onclick = () => race.stop();
 byId("new").onclick = () => chat.clear();
+byId("settings").addEventListener("invalid", () => { byId("settings").open = true; }, true); // else nobody sees what is wrong
+byId("ask").onchange = () => store.keepSettings();
+byId("history").addEventListener("beforetoggle", (event) => { if (event.newState === "open") past.show(); });
+byId("forget-all").onclick = () => { store.forgetAll(); chat.clear(); past.show(); };
 byId("round").oninput = (event) => rounds.show(Number(event.target.value));
 byId("theme").onclick = () => setTheme(THEMES[(THEMES.indexOf(byId("theme-name").textContent) + 1) % THEMES.length]);
 byId("key-bar").onsubmit = (event) => { event.preventDefault(); server.key = byId("key").value.trim(); sessionStorage.setItem("fledge-key", server.key); connect(); };
@@ -52,7 +56,8 @@ document.addEventListener("keydown", (event) => {
 });
 addEventListener("resize", () => rounds.refresh());
 
-setTheme(localStorage.getItem("fledge-theme") || "auto");
-chat.empty();
+setTheme(store.read("theme", "auto"));
+store.restoreSettings();
+chat.open(store.conversations.find((one) => one.id === store.read("open", null)) ?? { id: null, messages: [] });
 select("chat");
 connect();

@@ -1,4 +1,17 @@
-// Plain against speculative on one prompt. Each runs alone; while speculative runs, plain is replayed at its real pace.
+// Plain against speculative on one prompt, in pairs that take turns in going first. Each answer runs alone; while the
+// first pair's speculative one runs, plain is replayed at its real pace.
+
+// 97.5 % points of Student's t, by degrees of freedom from 1 on.
+const STUDENT = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
+
+// The geometric mean of ratios and its 95 % interval; one alone has none.
+function interval(ratios) {
+  const logs = ratios.map(Math.log), n = logs.length, mean = logs.reduce((sum, one) => sum + one, 0) / n;
+  if (n < 2) return { mean: Math.exp(mean), low: null, high: null };
+  const deviation = Math.sqrt(logs.reduce((sum, one) => sum + (one - mean) ** 2, 0) / (n - 1));
+  const reach = (STUDENT[n - 2] * deviation) / Math.sqrt(n);
+  return { mean: Math.exp(mean), low: Math.exp(mean - reach), high: Math.exp(mean + reach) };
+}
 
 const race = {
   running: null,
@@ -18,8 +31,9 @@ const race = {
     return { lane, box, show };
   },
 
-  async run(id, total, speculate, messages) {
-    const view = this.lane(id, total), answer = new Answer(view.box);
+  async run(speculate, total, messages) {
+    const view = this.lane(speculate ? "lane-spec" : "lane-plain", total), answer = new Answer(view.box);
+    if (speculate) rounds.clear();
     const usage = await streamChat({ messages, temperature: 0, max_completion_tokens: total, speculate }, this.running.signal, (choice, at) => {
       answer.add(choice, at);
       view.show(answer.count, at, answer.tpot);
@@ -50,31 +64,48 @@ const race = {
     });
   },
 
+  async pair(number, total, messages) {
+    if (number % 2) {
+      const spec = await this.run(true, total, messages);
+      return { plain: await this.run(false, total, messages), spec };
+    }
+    const plain = await this.run(false, total, messages);
+    if (number) return { plain, spec: await this.run(true, total, messages) };
+    if (plain.tpot) [server.plainMs, server.measured] = [plain.tpot, true];
+    const { signal } = this.running, replayed = this.replay(total, plain, () => signal.aborted);
+    const spec = await this.run(true, total, messages);
+    await replayed;
+    return { plain, spec };
+  },
+
+  verdict(pairs) {
+    const { mean, low, high } = interval(pairs.map(({ plain, spec }) => plain.tpot / spec.tpot));
+    const same = pairs.every(({ plain, spec }) => plain.text === spec.text), { plain, spec } = pairs.at(-1);
+    byId("lane-spec").classList.toggle("won", mean >= 1);
+    byId("lane-plain").classList.toggle("won", mean < 1);
+    const sure = low === null ? "" : ` (95 %: ${low.toFixed(2)} to ${high.toFixed(2)}, ${pairs.length} pairs)`;
+    return `${mean.toFixed(2)}×${sure}: speculative took ${spec.tpot.toFixed(1)} ms per token in the last pair, plain ${plain.tpot.toFixed(1)}, ` +
+      `with ${same ? "the same text" : "another text (rounding of near-ties)"} and tau ${spec.tau.toFixed(2)}.`;
+  },
+
   async start() {
-    const question = byId("race-question").value.trim(), total = Number(byId("race-tokens").value);
-    if (this.running || chat.running || !question) return;
+    const question = byId("race-question").value.trim(), total = Number(byId("race-tokens").value), wanted = Number(byId("race-pairs").value);
+    if (this.running || chat.running || !question || !byId("race-form").reportValidity()) return;
     this.running = new AbortController();
-    const { signal } = this.running, verdict = byId("verdict");
+    const verdict = byId("verdict"), pairs = [], messages = [{ role: "user", content: question }];
     byId("race-start").disabled = true; byId("race-stop").disabled = false;
-    const messages = [{ role: "user", content: question }];
-    rounds.clear();
     verdict.classList.remove("error");
     try {
-      this.lane("lane-spec", total);
-      verdict.textContent = "Plain decode runs alone…";
-      const plain = await this.run("lane-plain", total, false, messages);
-      if (plain.tpot) { server.plainMs = plain.tpot; server.measured = true; }
-      verdict.textContent = "Speculative runs now, beside the recording of plain…";
-      const replayed = this.replay(total, plain, () => signal.aborted);
-      const spec = await this.run("lane-spec", total, true, messages);
-      showCounters(spec);
-      await replayed;
-      if (!plain.tpot || !spec.tpot) { verdict.textContent = "An answer of a single token has no time per token: nothing to compare."; return; }
-      const ratio = plain.tpot / spec.tpot, same = plain.text === spec.text;
-      byId(ratio >= 1 ? "lane-spec" : "lane-plain").classList.add("won");
-      verdict.textContent = `Speculative took ${spec.tpot.toFixed(1)} ms per token, plain ${plain.tpot.toFixed(1)}: ${ratio.toFixed(2)}×, with ${same ? "the same text" : "another text (rounding of near-ties)"} and tau ${spec.tau.toFixed(2)}.`;
+      for (let number = 0; number < wanted; number++) {
+        verdict.textContent = `Pair ${number + 1} of ${wanted}: ${number % 2 ? "speculative" : "plain"} goes first…`;
+        const pair = await this.pair(number, total, messages);
+        showCounters(pair.spec);
+        if (!pair.plain.tpot || !pair.spec.tpot) { verdict.textContent = "An answer of a single token has no time per token: nothing to compare."; return; }
+        pairs.push(pair);
+      }
+      verdict.textContent = this.verdict(pairs);
     } catch (error) {
-      verdict.textContent = error.name === "AbortError" ? "Stopped." : error.message;
+      verdict.textContent = inWords(error);
       verdict.classList.toggle("error", error.name !== "AbortError");
     } finally {
       this.running = null;

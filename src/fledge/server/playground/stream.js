@@ -1,4 +1,3 @@
-"use strict";
 // Talking to the server. Everything else gets parsed chunks.
 
 const server = { model: null, key: sessionStorage.getItem("fledge-key") || "", plainMs: null, measured: false };
@@ -15,7 +14,7 @@ async function failure(response) {
   if (response.status === 401) byId("key-bar").hidden = false;
   let message = "the server answered " + response.status;
   try { message = (await response.json()).error.message; } catch { /* not ours: the status must do */ }
-  return new Error(message);
+  return Object.assign(new Error(message), { status: response.status });
 }
 
 // Calls onChunk(chunk, milliseconds since the request) for each event; resolves with the usage.

@@ -4,6 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const ORIGINS = 7;
 const NARROWEST = 68; // pixels of a column: five letters of a token
+const LOWEST = 17; // pixels of a leaf's row: a line of text
 const SCROLLBAR = 14;
 const originColour = (depth) => `var(--o${Math.min(depth, ORIGINS)})`;
 
@@ -46,9 +47,9 @@ function placeNodes(tree) {
 
 function drawTree(box, tree) {
   const { nodes, columns, rows } = placeNodes(tree);
-  // A deep tree (lookup's branches are up to 15 long) is scrolled rather than squeezed until nothing can be read.
-  const width = Math.max(box.clientWidth, columns * NARROWEST), bar = width > box.clientWidth ? SCROLLBAR : 0;
-  const height = Math.max(box.offsetHeight - bar, 160), top = 18;
+  // A deep tree (lookup's branches are up to 15 long) or a wide one is scrolled: squeezed, it couldn't be read.
+  const width = Math.max(box.clientWidth, columns * NARROWEST), bar = width > box.clientWidth ? SCROLLBAR : 0, top = 18;
+  const height = Math.max(box.offsetHeight - bar, 160, top + rows * LOWEST);
   const dx = width / columns, dy = Math.min((height - top) / rows, 42);
   const w = Math.min(dx - 14, 92), h = Math.min(dy - 3, 26);
   const offset = top + ((height - top) - dy * rows) / 2;
@@ -77,7 +78,7 @@ function drawTree(box, tree) {
 
 // The rounds of the latest answer: draws the newest while it streams, and any of them afterwards.
 const rounds = {
-  trees: [], drawn: -1, pending: false,
+  trees: [], drawn: -1, pending: false, hint: null,
   clear() { this.trees = []; this.drawn = -1; this.refresh(); },
   add(trees) {
     if (!trees.length) return;
@@ -93,6 +94,7 @@ const rounds = {
     slider.value = Math.max(this.drawn, 0);
     slider.disabled = this.trees.length < 2;
     byId("round-name").textContent = this.trees.length ? `round ${this.drawn + 1} of ${this.trees.length}` : "";
-    if (this.drawn >= 0) drawTree(byId("tree"), this.trees[this.drawn]);
+    this.hint ??= byId("tree").firstElementChild;
+    if (this.drawn >= 0) drawTree(byId("tree"), this.trees[this.drawn]); else byId("tree").replaceChildren(this.hint);
   },
 };
