@@ -11,7 +11,7 @@ COPY src ./src
 # The CPU build of torch has an index of its own; PyPI's would bring the CUDA packages.
 RUN python -m venv /opt/fledge \
     && /opt/fledge/bin/pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
-        -c constraints-cpu.txt ".[gcs,s3,serve]"
+        -c constraints-cpu.txt ".[gcs,s3,serve,train]"
 
 FROM python:3.12-slim-bookworm
 # Debian's own updates shall come in, so the version is the release's.

@@ -17,6 +17,7 @@ import typer
 from fledge import __version__
 from fledge.base.errors import EngineError, FledgeError
 from fledge.commands.bench import DeviceOption, TargetOption, bench_app, plan, tune
+from fledge.commands.extras import missing_package
 from fledge.commands.serving import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ def main() -> None:
         app()
     except FledgeError as error:
         _quit(f"error: {error}", 2)
+    except ModuleNotFoundError as error:
+        if (missing := missing_package(error)) is None:
+            raise
+        _quit(f"error: {missing}", 2)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
