@@ -102,6 +102,24 @@ def run(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head:
 
 
 @app.command(rich_help_panel=STAGES)
+def demo(
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings", show_default=False)
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="about five minutes: less data and training, fewer prompts")
+    ] = False,
+    run_dir: Annotated[
+        str | None,
+        typer.Option(help="folder or fsspec URL of the run", show_default="runs/demo or runs/quick"),
+    ] = None,
+) -> None:
+    """See it work: `run` for a small LLM, in 13 to 21 minutes on two CPU cores."""
+    recipe = "quick" if quick else "demo"
+    run([recipe, *(settings or [])], run_dir or f"runs/{recipe}")
+
+
+@app.command(rich_help_panel=STAGES)
 def prompts(
     settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
 ) -> None:
