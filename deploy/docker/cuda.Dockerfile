@@ -6,7 +6,7 @@
 ARG SGLANG_TAG=v0.5.23
 FROM lmsysorg/sglang:${SGLANG_TAG} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src ./src
 # torch comes with CUDA from the package index: the same image trains.
 RUN python3 -m venv /opt/fledge \

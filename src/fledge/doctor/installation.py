@@ -146,7 +146,7 @@ def torch_and_gpus() -> Check:
             return Check("PyTorch", "limited", f"{torch.__version__}, {', '.join(names)}", remedy)
         return Check("PyTorch", "ok", f"{torch.__version__}, {', '.join(names)}: use --device cuda")
     if Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi"):
-        remedy = "install PyTorch's CUDA build: make TORCH_CONSTRAINTS= install, or as pytorch.org says"
+        remedy = "install PyTorch's CUDA build: make clean install, or as pytorch.org says"
         return Check(
             "PyTorch", "limited", f"{torch.__version__} can't use the NVIDIA GPU of this machine", remedy
         )
