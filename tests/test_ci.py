@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,17 @@ def test_an_advisory_does_not(tmp_path: Path) -> None:
 def test_slow_tests_of_kills_torchrun_and_ray_are_among_them(file: str) -> None:
     text = (ROOT / "tests" / file).read_text("utf-8")
     assert text.count("@pytest.mark.slow\n@pytest.mark.distributed\n") == text.count("@pytest.mark.slow") > 0
+
+
+def test_the_workflow_puts_the_repositorys_address_into_the_metadata(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (line,) = re.findall(
+        r"^ +(printf .*>> pyproject\.toml)$", (ROOT / ".github/workflows/ci.yml").read_text(), re.M
+    )
+    address = "https://example.org/one/fledge"
+    subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env={"URL": address, "PATH": os.environ["PATH"]}, check=True
+    )
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["urls"] == {"Source": address, "Issues": f"{address}/issues"}
+    assert project["name"] == "fledge"

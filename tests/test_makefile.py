@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    for name in ("Makefile", "pyproject.toml", "constraints-cpu.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints-cpu.txt", "install.py"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "tests" / "interop", tmp_path / "tests" / "interop")
     return tmp_path
@@ -28,29 +28,25 @@ def program(path: Path, script: str) -> None:
 
 
 def make(clone: Path, *arguments: str, goal: str = "install-user") -> subprocess.CompletedProcess[str]:
-    command = ["make", *arguments, "PIP=true", goal]
+    command = ["make", *arguments, goal]
     return subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
 
 
-def test_a_python_that_is_too_old_is_named(clone: Path) -> None:
-    program(clone / "python", "exit 1")
-    made = make(clone, "PYTHON=./python")
-    assert made.returncode != 0
-    assert "./python isn't Python 3.11 or newer; name one: make PYTHON=python3.12 install-user" in made.stdout
+def test_the_demo_installs_what_it_needs_once(clone: Path) -> None:
+    program(clone / "python", 'mkdir -p .venv; echo "$@" >> calls')
+    program(clone / ".venv" / "bin" / "fledge", 'echo "fledge $@" >> calls')
+    for arguments in ((), ("QUICK=1", "RUN=train.minutes=1")):
+        assert make(clone, "PYTHON=./python", *arguments, goal="demo").returncode == 0
+    calls = ["install.py serve,train", "fledge demo", "fledge demo --quick train.minutes=1"]
+    assert (clone / "calls").read_text().splitlines() == calls
 
 
-def test_an_environment_without_pip_is_made_again(clone: Path) -> None:
-    program(clone / "python", 'echo "$@" >> calls')
-    program(clone / ".venv" / "bin" / "python", "exit 1")  # as a Debian without python3-venv leaves it
-    assert make(clone, "PYTHON=./python").returncode == 0
-    assert "-m venv --clear .venv" in (clone / "calls").read_text()
-
-
-def test_an_environment_that_is_whole_is_kept(clone: Path) -> None:
-    program(clone / "python", 'echo "$@" >> calls')
-    program(clone / ".venv" / "bin" / "python", "exit 0")
-    assert make(clone, "PYTHON=./python").returncode == 0
-    assert not (clone / "calls").exists()
+def test_an_installation_that_failed_is_tried_again(clone: Path) -> None:
+    program(clone / "python", "echo try >> calls; exit 1")
+    program(clone / ".venv" / "bin" / "fledge", "")
+    for _ in range(2):
+        assert make(clone, "PYTHON=./python", goal="demo").returncode != 0
+    assert (clone / "calls").read_text().splitlines() == ["try"] * 2
 
 
 def test_an_environment_to_compare_with_that_cannot_be_made_is_named_and_the_other_one_is_used(
@@ -58,7 +54,8 @@ def test_an_environment_to_compare_with_that_cannot_be_made_is_named_and_the_oth
 ) -> None:
     made_by = 'case "$*" in "-m venv"*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python";; *vllm.txt) exit 1;; esac'
     program(clone / ".venv" / "bin" / "python", made_by)
-    made = make(clone, goal="interop")
+    program(clone / "python", "true")
+    made = make(clone, "PYTHON=./python", goal="interop")
     assert made.returncode != 0
     assert "tests/interop/vllm.txt can't be installed here" in made.stderr
     monkeypatch.setattr(interop, "ENVIRONMENTS", clone / interop.ENVIRONMENTS.relative_to(ROOT))

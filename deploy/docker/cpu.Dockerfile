@@ -6,12 +6,12 @@
 # models from the hub; it is made with the owner of the image's folder, which is why that is there.
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml constraints-cpu.txt README.md LICENSE ./
+COPY pyproject.toml hatch_build.py constraints-cpu.txt README.md LICENSE ./
 COPY src ./src
 # The CPU build of torch has an index of its own; PyPI's would bring the CUDA packages.
 RUN python -m venv /opt/fledge \
     && /opt/fledge/bin/pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu \
-        -c constraints-cpu.txt ".[gcs,s3,serve]"
+        -c constraints-cpu.txt ".[gcs,s3,serve,train]"
 
 FROM python:3.12-slim-bookworm
 # Debian's own updates shall come in, so the version is the release's.

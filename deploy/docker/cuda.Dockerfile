@@ -6,11 +6,11 @@
 ARG SGLANG_TAG=v0.5.23
 FROM lmsysorg/sglang:${SGLANG_TAG} AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src ./src
 # torch comes with CUDA from the package index: the same image trains.
 RUN python3 -m venv /opt/fledge \
-    && /opt/fledge/bin/pip install --no-cache-dir ".[gcs,s3,serve]"
+    && /opt/fledge/bin/pip install --no-cache-dir ".[gcs,s3,serve,train]"
 
 FROM lmsysorg/sglang:${SGLANG_TAG}
 RUN useradd --create-home --uid 10001 fledge \

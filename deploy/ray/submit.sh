@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Answers and features on a Ray cluster:
 #
-#   RAY_ADDRESS=http://HEAD:8265 RUN_DIR=gs://BUCKET/run FLEDGE="fledge[gcs,s3,ray] @ git+https://..." \
+#   RAY_ADDRESS=http://HEAD:8265 RUN_DIR=gs://BUCKET/run FLEDGE="fledge[gcs,s3,ray,train] @ git+https://..." \
 #       deploy/ray/submit.sh recipe.yaml
 #
 # FLEDGE is what the nodes install: this repository or a wheel of it. ACTORS is how many targets work at once, each on a
@@ -11,7 +11,7 @@ set -euo pipefail
 
 : "${RAY_ADDRESS:?address of the dashboard}"
 : "${RUN_DIR:?folder or URL of the run, reachable from every node}"
-: "${FLEDGE:?what the nodes install, such as fledge[gcs,s3,ray] @ git+https://...}"
+: "${FLEDGE:?what the nodes install, such as fledge[gcs,s3,ray,train] @ git+https://...}"
 recipe=${1:-demo}
 
 folder=$(mktemp -d)

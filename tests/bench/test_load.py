@@ -13,21 +13,14 @@ from pathlib import Path
 import pytest
 
 from fledge.base.errors import DataError, ServerError
-from fledge.bench.load import (
-    LoadOptions,
-    LoadResult,
-    Objective,
-    parse_servers,
-    read_traffic,
-    run_load,
-)
+from fledge.bench.load import LoadOptions, LoadResult, Objective
 from fledge.bench.load.client import RequestRecord
 from fledge.bench.load.counters import between, parse_metrics
-from fledge.bench.load.drive import Arrival, closed_loop, poisson
+from fledge.bench.load.drive import Arrival, closed_loop, poisson, read_traffic
 from fledge.bench.load.metrics import level_figures
 from fledge.bench.load.results import Comparison, Level, compare_level, compare_levels
-from fledge.bench.load.run import plan_levels
-from fledge.bench.load.servers import ServerSpec
+from fledge.bench.load.run import plan_levels, run_load
+from fledge.bench.load.servers import ServerSpec, parse_servers
 from fledge.bench.options import refused_by_name
 from fledge.bench.report.served import served_view
 from fledge.bench.workloads import Prompt, Workload

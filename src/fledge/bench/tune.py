@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -21,8 +19,7 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass as checked
 
-from fledge.base.errors import DataError, EngineError
-from fledge.base.storage import read_bytes, write_json
+from fledge.base.storage import write_json
 from fledge.bench.concurrency import run_level
 from fledge.bench.machine import Machine, machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
@@ -32,6 +29,7 @@ from fledge.bench.statistics import compare_paired, interleaved, range_note
 from fledge.bench.workloads import own_workload
 from fledge.data.options import Progress, silent
 from fledge.engine import PLAIN, Engine, TreeShape
+from fledge.engine.shape_text import shape_text
 from fledge.heads import Head
 from fledge.target import Target
 
@@ -47,7 +45,6 @@ GRID = (
 )
 _WARM_TOKENS = 8
 _MARGIN = 8  # spare tokens beyond prompt and answer
-_SHAPE = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
 @checked(frozen=True)
@@ -113,33 +110,6 @@ class Tuned:
             "versions": versions(),
         }
         write_json(url, value)
-
-
-def read_tuned(url: str) -> dict[int, TreeShape]:
-    """The best shape by number of requests, from a `tuned.json`. Raises a DataError for any other file."""
-    try:
-        best = json.loads(read_bytes(url))["best"]
-        return {int(level): TreeShape(**shape) for level, shape in best.items()}
-    except (EngineError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{url} is not a result of fledge tune ({error!r}); run fledge tune --output {url}"
-        ) from error
-
-
-def parse_shapes(text: str) -> tuple[TreeShape, ...]:
-    """`4-4-16,2-4-8`; an empty text means the grid."""
-    shapes = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = _SHAPE.fullmatch(part)
-        if match is None:
-            raise DataError(f"{part!r} is not a tree shape; write depth-topk-nodes such as 4-4-16")
-        shapes.append(TreeShape(*(int(number) for number in match.groups())))
-    return tuple(shapes) or GRID
-
-
-def shape_text(shape: TreeShape) -> str:
-    """`4-4-16`, the inverse of `parse_shapes`."""
-    return f"{shape.depth}-{shape.topk}-{shape.nodes}" if shape.depth else "plain"
 
 
 def tune_shapes(target: Target, head: Head, options: TuneOptions, progress: Progress = silent) -> Tuned:

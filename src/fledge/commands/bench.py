@@ -48,9 +48,7 @@ class DefaultCommand(TyperGroup):
         if not word.isalpha() or shipped.is_file() or Path(word).exists():
             return
         closest = difflib.get_close_matches(word, self.commands, n=1)
-        hint = (
-            f"did you mean {closest[0]}?" if closest else f"commands are {', '.join(sorted(self.commands))}"
-        )
+        hint = f"did you mean {closest[0]}?" if closest else f"use one of {', '.join(sorted(self.commands))}"
         raise RecipeError(f"`fledge bench` has no command {word!r}, nor is it a recipe; {hint}")
 
 
@@ -118,7 +116,10 @@ def bench_server(
     """Measure OpenAI-compatible servers, and compare them with the first."""
     from fledge.base.console import StageProgress
     from fledge.base.storage import join, refuse_unwritable
-    from fledge.bench.load import LoadOptions, Objective, parse_servers, read_traffic, run_load
+    from fledge.bench.load import LoadOptions, Objective
+    from fledge.bench.load.drive import read_traffic
+    from fledge.bench.load.run import run_load
+    from fledge.bench.load.servers import parse_servers
     from fledge.bench.options import refused_by_name
     from fledge.bench.workloads import find_workload
     from fledge.run.closing import REPORT_NAME, close_load, keep_load
@@ -360,14 +361,15 @@ def tune(
     from fledge.base.console import StageProgress, print_table, say
     from fledge.base.storage import refuse_unwritable
     from fledge.bench.options import refused_by_name
-    from fledge.bench.tune import TuneOptions, parse_shapes, tune_shapes
+    from fledge.bench.tune import GRID, TuneOptions, tune_shapes
+    from fledge.engine.shape_text import parse_shapes
     from fledge.released import load_head
     from fledge.target import Target
 
     refuse_unwritable(output)
     with refused_by_name():
         options = TuneOptions(
-            shapes=parse_shapes(shapes),
+            shapes=parse_shapes(shapes) or GRID,
             concurrency=_numbers(concurrency, int, "--concurrency"),
             prompts=prompts,
             max_tokens=max_tokens,

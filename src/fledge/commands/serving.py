@@ -177,8 +177,8 @@ def serve(
         )
         serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
         return
-    from fledge.bench.tune import read_tuned
     from fledge.engine import EngineOptions
+    from fledge.engine.shape_text import read_tuned
     from fledge.server import ServerOptions, serve
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
@@ -237,7 +237,7 @@ def _made(drafter: str) -> Drafter:
 
 
 def _tree(text: str | None, head: str | None) -> TreeShape | None:
-    from fledge.bench.tune import parse_shapes
+    from fledge.engine.shape_text import parse_shapes
 
     if text is None:
         return None

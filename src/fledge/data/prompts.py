@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -63,6 +64,8 @@ def make_prompts(
     if make_treatment is None and privacy is not None:
         require_privacy_extra()
         make_treatment = partial(PrivacyFilter, options=privacy)
+    if options.near_duplicate < 1:
+        importlib.import_module("rensa")  # used after all prompts are written: missing, it's an error now
     sources = Sources.open(options)
     fingerprint = prompts_fingerprint(target, options, privacy, sources)
     if ray is not None and not any(source.kind != "self" for source in options.sources):

@@ -17,8 +17,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
-import httpx2
-
 from fledge.base.errors import DataError
 from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
 from fledge.data.options import ServerOptions
@@ -50,6 +48,8 @@ class AnswerServer:
             DataError: the server can't be reached, serves several models of which the recipe names none, or the key's
             variable isn't set.
         """
+        import httpx2  # of the data extra, as below
+
         self._target, self._options, self._pause = target, options, pause
         timeout = httpx2.Timeout(options.timeout_s, connect=min(10.0, options.timeout_s))
         url = options.url.rstrip("/").removesuffix("/v1")
@@ -118,6 +118,8 @@ class AnswerServer:
         self._given_up = threading.Event()
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
+        import httpx2
+
         given_up, last, server_pause = self._given_up, "", 0.0
         for attempt in range(self._options.retries + 1):
             if attempt:
@@ -263,6 +265,8 @@ class AnswerServer:
         )
 
     def _only_model(self) -> str:
+        import httpx2
+
         try:
             reply = self._client.get("/v1/models")
             names = [model["id"] for model in reply.json()["data"]]

@@ -17,11 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from fledge import __version__
 from fledge.base.console import say
 from fledge.base.errors import first_line
+from fledge.base.memory import system_memory
 from fledge.native import build
 
 State = Literal["ok", "limited", "broken"]
@@ -29,6 +28,9 @@ _MARKS: dict[State, str] = {"ok": "✓", "limited": "!", "broken": "✗"}
 _WANTED_GIB = 5.0  # of disk: a converted target, kernels, a small run
 # What the users' extras install, identified by one package each.
 _EXTRAS = {
+    "data": "rensa",
+    "train": "tensorboardX",
+    "bench": "aiohttp",
     "serve": "fastapi",
     "privacy": "presidio-analyzer",
     "gcs": "gcsfs",
@@ -114,7 +116,7 @@ def extras() -> Check:
 
 def memory() -> Check:
     """Memory available for weights."""
-    gib = psutil.virtual_memory().available / 2**30
+    gib = system_memory("MemAvailable") / 2**30
     return Check("memory", "ok", f"{gib:.1f} GiB available: bf16 weights take 2 GiB per billion")
 
 
@@ -144,7 +146,7 @@ def torch_and_gpus() -> Check:
             return Check("PyTorch", "limited", f"{torch.__version__}, {', '.join(names)}", remedy)
         return Check("PyTorch", "ok", f"{torch.__version__}, {', '.join(names)}: use --device cuda")
     if Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi"):
-        remedy = "install PyTorch's CUDA build: make TORCH_CONSTRAINTS= install, or as pytorch.org says"
+        remedy = "install PyTorch's CUDA build: make clean install, or as pytorch.org says"
         return Check(
             "PyTorch", "limited", f"{torch.__version__} can't use the NVIDIA GPU of this machine", remedy
         )

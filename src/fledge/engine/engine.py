@@ -61,8 +61,8 @@ class Engine:
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
     draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
     overlap: the host works on a round's results while the next round runs; only on GPUs, and there unless False.
-    tuned: by number of requests, the tree the planner begins with (`fledge tune`, `fledge.bench.tune.read_tuned`);
-    it goes its own way once it has measured enough.
+    tuned: by number of requests, the tree the planner begins with (`fledge tune`, `engine.shape_text.read_tuned`); it
+    goes its own way once it has measured enough.
     cuda_graphs: rounds are recorded and replayed (`graphs.py`); needs a GPU and Triton.
     """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import torch
 
+from fledge.base.memory import system_memory
 from fledge.native.cgroup import own_groups
 
 _SHARE = 0.25  # of what is free now, for the KV of target and head together
@@ -21,9 +21,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can be had on the device now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free: int = psutil.virtual_memory().available
     limits = [container_limit(folder) for folder in own_groups()]
-    return min([free, *(limit for limit in limits if limit is not None)])
+    return min([system_memory("MemAvailable"), *(limit for limit in limits if limit is not None)])
 
 
 def container_limit(folder: Path) -> int | None:

@@ -15,7 +15,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx2
 import safetensors.torch
 from torch import Tensor
 
@@ -52,6 +51,8 @@ class ServedExtractor:
         self, target: Target, url: str, model: str, *, concurrency: int = 8, timeout_s: float = 600.0
     ) -> None:
         """`url` as in http://host:8000; `model` is the name it serves."""
+        import httpx2  # of the data extra, as below
+
         self.hidden_size = target.config.hidden_size
         self._target, self._url, self._model = target, url.rstrip("/"), model
         self._concurrency = concurrency
@@ -65,6 +66,8 @@ class ServedExtractor:
 
     def _states(self, conversation: Conversation) -> Tensor:
         """The hidden states [n, 4, Ht] that the server wrote; the file is removed."""
+        import httpx2
+
         body = {"model": self._model, "prompt": conversation.token_ids, "max_tokens": 1, "temperature": 0.0}
         try:
             reply = self._client.post("/v1/completions", json=body)

@@ -1,4 +1,7 @@
-"""Building and loading the CPU kernels: compiled once per machine with the system's C++ compiler, then cached."""
+"""Finding, building and loading the CPU kernels.
+
+Wheels bring them along. Without those they are compiled once per machine with the system's C++ compiler, then cached.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +17,17 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from fledge.base import disk
 from fledge.base.errors import EngineError
 from fledge.native import abi
 from fledge.native.cgroup import own_groups
+from fledge.native.instruction_sets import FLAGS, INSTRUCTION_SETS
 
 logger = logging.getLogger("fledge.once")
 
-FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread")
-
-
-class InstructionSet(NamedTuple):
-    """What the kernels can be compiled for: processors that have it, and the compiler's flags."""
-
-    title: str
-    machine: str  # as in `platform.machine`
-    cpu_flags: frozenset[str]  # which a processor needs; see `cpu_flags`
-    flags: tuple[str, ...]
-
-
-_AVX2 = frozenset({"avx2", "fma"})
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
-_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
-INSTRUCTION_SETS = {  # by their names in $FLEDGE_ISA, the fastest first
-    "amx": InstructionSet(
-        "AMX", "x86_64", _BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
-        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
-    ),
-    "avx512bf16": InstructionSet("AVX-512 bf16", "x86_64", _BF16, _BF16_FLAGS),
-    "avx512": InstructionSet("AVX-512", "x86_64", _AVX512, ("-march=x86-64-v4",)),
-    "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-mavx2", "-mfma")),
-    "neon": InstructionSet("NEON", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
-}  # fmt: skip
+# In a wheel that was built where there was a compiler; see hatch_build.py.
+PREBUILT = Path(__file__).parent / "prebuilt"
 
 
 def cache_folder() -> Path:
@@ -167,6 +146,15 @@ def find_compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
+def prebuilt(name: str) -> Path | None:
+    """The library of that name which came with the wheel; None without one, or if it is damaged."""
+    for library in PREBUILT.glob(f"{name}-*.so"):
+        if library.name == _named(name, library):
+            return library
+        logger.warning("%s is damaged; install fledge again", library)
+    return None
+
+
 def compile_library(compiler: str, name: str, folder: Path, flags: Sequence[str]) -> Path:
     """The shared library of all C++ files in `folder`, from the cache or compiled into it.
 
@@ -221,11 +209,11 @@ def compile_kernels(compiler: str, name: str) -> Path:
 @functools.cache
 def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
     """The kernels for an instruction set, started; or None and the reason."""
-    compiler = find_compiler()
-    if not compiler:
+    path, compiler = prebuilt(f"fledge-{name}"), find_compiler()
+    if path is None and not compiler:
         return None, "no C++ compiler was found (install g++, or set CXX)"
     try:
-        loaded = ctypes.CDLL(str(compile_kernels(compiler, name)))
+        loaded = ctypes.CDLL(str(path or compile_kernels(compiler or "", name)))
     except OSError as error:
         return None, f"{error} (FLEDGE_CACHE names another folder to keep them in)"
     except RuntimeError as error:

@@ -79,6 +79,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         stages=seconds,
         commands=[run.command] if run.command else [],
         recipe=recipe,
+        note=run.recipe.note,
         notes=[left_out] if outdated else [],
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
     )
@@ -159,6 +160,8 @@ def print_closing(run: Run, records: Iterable[Record]) -> None:
     print_table("Stages", ["stage", "result", "time"], rows, text_columns=2)
     if storage.exists(run.url(SUMMARY_NAME)):
         print_summary(Summary.load(run.url(SUMMARY_NAME)))
+    if run.recipe.note:
+        say(run.recipe.note)
     say(f"report: {run.url(REPORT_NAME)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -10,7 +11,6 @@ from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
-import psutil
 import torch
 
 from fledge.base.console import clock, print_table, say
@@ -62,7 +62,7 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
     print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
     path = local_path(run.folder)
-    free = psutil.disk_usage(str(path)).free if path is not None else None
+    free = shutil.disk_usage(path).free if path is not None else None
     if free is not None and free < size:
         say(f"warning: {run.folder} has {human_bytes(free)} free; free some space or lower prompts.count")
 

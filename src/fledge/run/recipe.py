@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fledge.base.checksums import sha256
 from fledge.base.errors import RecipeError, one_line
@@ -35,7 +35,7 @@ _CHECKSUM = re.compile(rb"# sha256 ([0-9a-f]{64})")
 
 
 class Recipe(BaseModel):
-    """Everything a run depends on; each part belongs to the room that reads it."""
+    """Everything a run depends on; each part belongs to the room that reads it. Nothing depends on `note`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,6 +47,7 @@ class Recipe(BaseModel):
     train: TrainOptions = TrainOptions()
     evaluate: EvaluateOptions = EvaluateOptions()
     bench: BenchOptions = BenchOptions()
+    note: str = Field("", description="a remark on the run, which its report begins with")
 
     def to_yaml(self) -> str:
         """The complete recipe as YAML, including defaults."""

@@ -15,12 +15,12 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-import psutil
 import uvicorn
 
 from fledge.base.child import http_url
 from fledge.base.errors import ServerError
 from fledge.engine import Engine, EngineOptions
+from fledge.engine.memory import free_memory
 from fledge.released import load_head
 from fledge.server.app import create_app
 from fledge.server.generation import Server
@@ -100,7 +100,7 @@ def load_engine(
     limits.check_head(given=head is not None)
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     if loaded.device.type == "cpu":
-        check_memory(loaded.config, loaded.dtype.itemsize, psutil.virtual_memory().available)
+        check_memory(loaded.config, loaded.dtype.itemsize, free_memory(loaded.device))
     drafts = None if head is None else load_head(loaded, head)
     return Engine(loaded, drafts, **vars(limits))
 

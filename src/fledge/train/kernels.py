@@ -1,6 +1,7 @@
 """Building and calling kernels.cpp and attention.cpp: compiled once per machine in about a second, then cached.
 
-Without a C++ compiler, or with FLEDGE_NATIVE=0, training runs on torch alone, at about half the speed.
+Without a C++ compiler those of a wheel are used. Without either, or with FLEDGE_NATIVE=0, training runs on torch alone,
+at about half the speed.
 """
 
 from __future__ import annotations
@@ -16,26 +17,16 @@ import torch
 from torch import Tensor
 
 from fledge.native import abi
-from fledge.native.build import compile_library, find_compiler, native_setting
+from fledge.native.build import (
+    available_isas,
+    compile_library,
+    find_compiler,
+    native_setting,
+    prebuilt,
+)
+from fledge.native.instruction_sets import TRAIN_FLAGS
 
 logger = logging.getLogger("fledge")
-
-# -ffast-math without the start-up code it links into libraries, which would change the process' rounding mode.
-_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fno-signed-zeros",
-    "-ffinite-math-only",
-    "-fassociative-math",
-    "-freciprocal-math",
-    "-shared",
-    "-fPIC",
-)
-
 
 MAX_STEPS, MAX_HEAD_DIM = 16, 256
 
@@ -81,16 +72,28 @@ def as_c(value: object) -> object:
 def _library() -> ctypes.CDLL | None:
     if native_setting() == "0":
         return None
-    compiler = find_compiler()
-    if not compiler:
-        logger.warning(
-            "training without compiled kernels, at about half the speed: no C++ compiler was found"
-        )
-        return None
     try:
-        loaded = ctypes.CDLL(str(compile_library(compiler, "train", Path(__file__).parent, _FLAGS)))
+        loaded = ctypes.CDLL(str(_find_library()))
     except (OSError, RuntimeError) as error:
         logger.warning("training without compiled kernels, at about half the speed: %s", error)
         return None
     abi.check(loaded, [FledgeBlock], {"MAX_STEPS": MAX_STEPS, "MAX_HEAD_DIM": MAX_HEAD_DIM})
     return loaded
+
+
+def _find_library() -> Path:
+    """The kernels compiled for this very processor, or else a wheel's, which are some percent slower.
+
+    Raises an OSError or RuntimeError that says why there are none.
+    """
+    error: Exception = RuntimeError("no C++ compiler was found")
+    if compiler := find_compiler():
+        try:
+            flags = (*TRAIN_FLAGS, "-march=native")
+            return compile_library(compiler, "train", Path(__file__).parent, flags)
+        except (OSError, RuntimeError) as failed:
+            error = failed
+    for isa in available_isas():
+        if (path := prebuilt(f"train-{isa}")) is not None:
+            return path
+    raise error

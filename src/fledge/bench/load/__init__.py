@@ -4,19 +4,11 @@ options.py   what is sent, and how hard         drive.py     closed loop, Poisso
 client.py    one streamed request, timed        metrics.py   percentiles, throughput, goodput
 counters.py  the server's counters of drafts results.py   the files, and comparisons
 servers.py   running servers, or started ones   run.py       all servers and levels, in alternation
+
+Results are read without the package aiohttp, which sends the requests: import what sends from its own file.
 """
 
-from fledge.bench.load.drive import read_traffic
 from fledge.bench.load.options import LoadOptions, Objective
 from fledge.bench.load.results import LoadResult
-from fledge.bench.load.run import run_load
-from fledge.bench.load.servers import parse_servers
 
-__all__ = [
-    "LoadOptions",
-    "LoadResult",
-    "Objective",
-    "parse_servers",
-    "read_traffic",
-    "run_load",
-]
+__all__ = ["LoadOptions", "LoadResult", "Objective"]

@@ -12,13 +12,15 @@ Percentiles interpolate between adjacent values, as numpy does by default.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fledge.bench.load.client import RequestRecord
-from fledge.bench.load.counters import Speculation
 from fledge.bench.load.options import Objective
+
+if TYPE_CHECKING:  # what they import sends requests
+    from fledge.bench.load.client import RequestRecord
+    from fledge.bench.load.counters import Speculation
 
 _KINDS = ("ttft", "tpot", "itl", "e2e_latency")
 

@@ -67,6 +67,7 @@ class ReportFacts:
     stages: Mapping[str, float] = field(default_factory=dict)  # name -> seconds
     commands: Sequence[str] = ()
     recipe: str = ""  # YAML
+    note: str = ""  # the recipe's
     notes: Sequence[str] = ()
     created: str = ""  # date and time, as shown
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import rensa
 from numpy.typing import NDArray
 
 from fledge.data.filters import words
@@ -94,6 +93,8 @@ class DuplicateFinder:
         grams = [_grams(words("\n".join(prompt.turns))) for prompt in prompts]
         if not grams:
             return
+        import rensa  # of the data extra
+
         matrix = rensa.RMinHash.digest_matrix_from_token_sets(grams, _PERMUTATIONS, _SEED)
         signatures = np.array(matrix.to_rows(), np.uint32)  # [n, permutations]
         signatures.tofile(self._signature_file)

@@ -19,10 +19,8 @@ from functools import partial
 from itertools import islice
 from typing import IO, Any
 
-import ijson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ijson.backends import python as ijson_in_python
 
 from fledge.base import storage
 from fledge.base.errors import DataError
@@ -231,6 +229,9 @@ def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
 
 
 def _json_rows(open_file: Callable[[], IO[bytes]], path: str, prefix: str) -> Iterator[Any]:
+    import ijson  # of the data extra
+    from ijson.backends import python as ijson_in_python
+
     number = 0
     try:
         for parser in (ijson, ijson_in_python):  # the second is slower but accepts numbers of any size

@@ -1,0 +1,19 @@
+"""How much memory the machine has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+INFO = Path("/proc/meminfo")
+
+
+def system_memory(field: Literal["MemTotal", "MemAvailable"]) -> int:
+    """Bytes, as Linux counts them; other systems tell only what they have in total."""
+    try:
+        lines = INFO.read_text("utf-8").splitlines()
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    values = dict(line.split(":", 1) for line in lines)
+    return 1024 * int(values[field].split()[0])

@@ -1,0 +1,50 @@
+"""What the C++ is compiled for: instruction sets, what they need, and the compiler's flags.
+
+hatch_build.py runs this file when fledge isn't installed yet, so it imports nothing else of the package.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread")
+# Of the training kernels: -ffast-math without the start-up code it links into libraries, which would change the
+# process' rounding mode.
+TRAIN_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
+    "-ffinite-math-only",
+    "-fassociative-math",
+    "-freciprocal-math",
+    "-shared",
+    "-fPIC",
+)
+
+
+class InstructionSet(NamedTuple):
+    """What the kernels can be compiled for: processors that have it, and the compiler's flags."""
+
+    title: str
+    machine: str  # as in `platform.machine`
+    cpu_flags: frozenset[str]  # which a processor needs; see `cpu_flags`
+    flags: tuple[str, ...]
+
+
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
+INSTRUCTION_SETS = {  # by their names in $FLEDGE_ISA, the fastest first
+    "amx": InstructionSet(
+        "AMX", "x86_64", _BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    ),
+    "avx512bf16": InstructionSet("AVX-512 bf16", "x86_64", _BF16, _BF16_FLAGS),
+    "avx512": InstructionSet("AVX-512", "x86_64", _AVX512, ("-march=x86-64-v4",)),
+    "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-mavx2", "-mfma")),
+    "neon": InstructionSet("NEON", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
+}  # fmt: skip
