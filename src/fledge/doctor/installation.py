@@ -20,7 +20,7 @@ from typing import Any, Literal
 import psutil
 
 from fledge import __version__
-from fledge.base.console import say
+from fledge.base.console import plural, say
 from fledge.base.errors import first_line
 from fledge.native import build
 
@@ -155,7 +155,9 @@ def kernels() -> Check:
     """The native CPU kernels, compiled now if necessary."""
     reason = build.unavailable_reason()
     if not reason:
-        return Check("CPU kernels", "ok", f"{build.instruction_set()}, {build.default_threads()} threads")
+        return Check(
+            "CPU kernels", "ok", f"{build.instruction_set()}, {plural(build.default_threads(), 'thread')}"
+        )
     remedy = "targets on the CPU run in plain PyTorch, several times slower"
     return Check("CPU kernels", "limited", reason, remedy)
 

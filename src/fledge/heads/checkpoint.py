@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fledge.base.checksums import sha256, unsealed
-from fledge.base.errors import HeadError, StorageError
+from fledge.base.disk import neighbours
+from fledge.base.errors import HeadError, StorageError, did_you_mean
 from fledge.base.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.weights import HeadParts, HeadWeights
@@ -69,7 +71,8 @@ def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], d
     if not exists(join(url, CONFIG_NAME)):
         run_head = join(url, "head")  # as in a run's folder
         suggestion = run_head if exists(join(run_head, CONFIG_NAME)) else "a folder with a trained head"
-        raise HeadError(f"{url} isn't a draft head, {CONFIG_NAME} is missing: name {suggestion}")
+        hint = did_you_mean(url, ["released"]) or did_you_mean(posixpath.basename(url), neighbours(Path(url)))
+        raise HeadError(f"{url} isn't a draft head, {CONFIG_NAME} is missing: name {suggestion}{hint}")
     try:
         read = _reader(url) if checked else read_bytes
         return _object(read(join(url, CONFIG_NAME)), join(url, CONFIG_NAME)), _read_tensors(url, read)
