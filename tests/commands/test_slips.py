@@ -50,6 +50,7 @@ def test_a_misspelt_recipe_is_refused_before_torch_is_imported(
         (("generate", "Hi", "--target", "./modell"), "model?"),
         (("export", "relesed", "out"), "released?"),
         (("export", "./model/haed", "out"), "head?"),
+        (("export", "model/haed", "out"), "head?"),
         (("bench", "server", "--server", "a=http://127.0.0.1:1", "--workload", "mixd"), "mixed?"),
         (
             ("bench", "server", "--server", "a=http://127.0.0.1:1", "--workload", "promts.jsonl"),
@@ -66,6 +67,11 @@ def test_a_misspelt_name_is_answered_by_the_one_that_was_meant(
     shutil.copytree(tiny_target_folder, folder / "model")
     (folder / "model" / "head").mkdir()
     assert fledge.error(*named).endswith(f"did you mean {meant}")
+
+
+def test_a_setting_without_a_value_is_not_taken_for_a_recipe(fledge: Fledge, folder: Path) -> None:
+    for words in (("train.epochs", "3"), ("train.epochs 3",)):
+        assert "train.epochs is a setting without a value" in fledge.error("run", *words)
 
 
 def test_a_folder_that_is_something_else_says_what_it_is(

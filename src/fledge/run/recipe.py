@@ -151,6 +151,8 @@ def _read(source: str) -> dict[str, Any]:
     elif exists(source):
         text = read_recipe_file(source)
     else:
+        if (key := source.split()[0] if source.strip() else "") in option_keys():
+            raise RecipeError(f"{key} is a setting without a value; write {key}=VALUE, without spaces")
         shipped, here = shipped_recipes(), disk.neighbours(Path(source))
         hint = did_you_mean(PurePath(source).name, [*here, *shipped])
         raise RecipeError(
