@@ -31,13 +31,14 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from fledge.base.console import plural
 from fledge.bench import Summary
 from fledge.bench.peers.run import PeersFound
 from fledge.bench.peers.table import peers_table, read_peers
 from fledge.bench.ratio import Ratios
 from fledge.bench.report.charts import HEIGHT, WIDTH
 from fledge.bench.report.exports import standalone
-from fledge.bench.report.formats import markdown_table, plural, times
+from fledge.bench.report.formats import markdown_table, times
 from fledge.bench.report.gains import Gains, gain_chart, lowest
 from fledge.bench.report.speed import Naming
 from fledge.bench.results import RANDOM, RELEASED, TRAINED

@@ -23,7 +23,8 @@ fledge run my.yaml train.epochs=3 "respond.temperatures={0.0: 1.0}" bench.concur
 ```
 Values are YAML. An unknown key is refused, naming the closest valid one. The recipe a run used, defaults included, is
 written to `recipe.yaml` in its folder, and is itself a valid recipe: commands that name no recipe use that of their
-`--run-dir`, or `demo` where there is none yet.
+`--run-dir`, or `demo` where there is none yet. Without `--run-dir` a run's folder is `runs/` and the
+recipe's name: `runs/my` for `my.yaml`.
 """
 
 

@@ -422,7 +422,7 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
            'at_rows("argmax", 1)', 'at_rows("argmax", 0)', "train/test_alignment.py"),
         _m("exact-budget-of-tokens-is-too-much", "train/batches.py",
            "if budget < 0:", "if budget <= 0:", "train/test_ablation.py"),
-        _m("contexts-of-a-power-of-two", "train/evaluate.py",
+        _m("contexts-of-a-power-of-two", "train/evaluation.py",
            "(position - 1).bit_length()", "position.bit_length()",
            "train/test_trainer.py::test_contexts_go_together_up_to_powers_of_two"),
         _m("noise-is-one-sided", "train/feed.py",

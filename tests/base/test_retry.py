@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable
 
 import pytest
 
 from fledge.base import retry
-from fledge.base.retry import is_transient, retried
+from fledge.base.retry import OneRetryLine, is_transient, retried
 
 
 @pytest.fixture
@@ -91,3 +92,13 @@ def test_a_missing_or_forbidden_place_is_final_whatever_the_store_answered(kind:
 @pytest.mark.parametrize("number", [errno.EBUSY, errno.EIO, errno.EPIPE, errno.ECONNRESET, errno.ETIMEDOUT])
 def test_a_connection_that_breaks_is_made_again(number: int) -> None:
     assert is_transient(OSError(number, "broken"))
+
+
+def test_a_client_that_logs_every_attempt_is_heard_once(caplog: pytest.LogCaptureFixture) -> None:
+    client = logging.getLogger("some.client")
+    client.addFilter(OneRetryLine())
+    for attempt in range(5):
+        client.warning("connection refused")
+        client.warning("trying again, attempt %d", attempt)
+    (line,) = caplog.messages
+    assert line.startswith("connection refused; trying again")

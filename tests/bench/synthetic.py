@@ -24,7 +24,7 @@ from fledge.bench.results import (
 )
 from fledge.bench.workloads import own_workload
 
-_TAU = {"trained": 1.95, "released": 3.1}
+_TAU = {"trained": 1.95, "released": 3.1, "trained without lookup": 1.6}
 _SHAPES = {"plain decode": 40, "depth 4, top 4, 16 nodes": 900, "depth 2, top 4, 8 nodes": 120}
 _ANSWER = (
     "The sky looks blue because sunlight is made of many colours, and air scatters the short blue waves far more than "

@@ -12,10 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fledge.bench.report import ReportFacts, render_report, write_report
+from fledge import released
+from fledge.bench.report import ReportFacts, render_report, training_facts, write_report
 from fledge.bench.report.charts import Axes, Series, column_chart, line_chart, nice_ticks
 from fledge.bench.report.figures import running_mean, thinned
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
+from fledge.bench.report.rounds import shape_table
+from fledge.bench.report.speed import name_engines
+from fledge.bench.report.story import training_views
 from fledge.bench.results import Piece
 from fledge.bench.summary import workload_summary
 from tests.bench.synthetic import bench_result, report_facts
@@ -84,7 +88,7 @@ def test_report_holds_the_figures(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
     assert "95 % interval" in page
     assert "What limits the speed-up next" in page
-    assert "4 deep, 16.0 nodes" in page
+    assert "<th>4 deep</th>" in page
 
 
 def test_accepted_draft_tokens_are_coloured_by_depth() -> None:
@@ -181,3 +185,48 @@ def test_figures_are_written_as_people_write_them() -> None:
     assert [human_bytes(269e6), human_bytes(2.26e7), human_bytes(12)] == ["269 MB", "22.6 MB", "12 B"]
     assert [human_count(1234), human_count(1_234_567), human_count(7.06e10)] == ["1,234", "1.23 M", "70.6 B"]
     assert number(None) == "–"
+
+
+def test_the_headline_is_one_number_and_that_of_the_runs_own_head() -> None:
+    alone = "trained without lookup"
+    result = bench_result(("trained", "released", alone), levels=False)
+    page = render_report(report_facts(result))
+    own = times(workload_summary(result.rows("trained", "mixed")).speedup)
+    (headline,) = re.findall(r"<h1>(.*)</h1>", page)
+    assert re.findall(r"[\d.]+×", headline) == [own]
+    assert page.count('class="hero ') == 2  # without lookup is a line in the card of its head
+    bare = times(workload_summary(result.rows(alone, "mixed")).speedup)
+    assert f"the head alone, without prompt lookup: {bare}" in page
+
+
+def test_an_answer_that_differs_without_lookup_only_is_told_in_the_headline() -> None:
+    result = bench_result(("trained", "trained without lookup"), levels=False)
+    rows = [row.model_copy(update={"outcome": "identical"}) for row in result.answers]
+    rows[-1] = rows[-1].model_copy(update={"outcome": "different"})
+    assert rows[-1].head == "trained without lookup"
+    page = render_report(ReportFacts("t", result.model_copy(update={"answers": rows})))
+    assert "but outputs differ</h1>" in page
+
+
+def test_trees_are_one_table_of_shares_by_depth() -> None:
+    table = shape_table(bench_result(("trained",), levels=False), name_engines(["trained"]))
+    (row,) = table.rows
+    cells = dict(zip(table.columns, row, strict=True))
+    assert cells["head"] == "this run's head"
+    assert (cells["plain"], cells["2 deep"], cells["4 deep"], cells["3 deep"]) == ("4%", "11%", "85%", "0%")
+    assert cells["nodes"] == "15.1"  # (900 * 16 + 120 * 8) / 1020
+
+
+def test_curves_of_several_trainings_mark_where_each_began(tmp_path: Path) -> None:
+    head = Path(released.__file__).parent / "smollm2-135m-instruct"
+    several = training_facts(str(head), str(head / "metrics.jsonl"))
+    assert several is not None
+    assert len(several.restarts) == 6  # its README names seven runs
+    (lines,) = training_views(ReportFacts("t", released=several), name_engines(["released"]))
+    assert lines.tau.count('class="across"') == 6
+    assert "7 trainings, each from the head before it" in lines.note
+    rows = (head / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows[:100]) + "\n")  # warm-up, then decay: one training
+    once = training_facts(str(head), str(tmp_path / "metrics.jsonl"))
+    assert once is not None
+    assert once.restarts == []

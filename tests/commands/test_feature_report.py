@@ -23,14 +23,14 @@ def test_verify_names_a_fault_or_says_that_the_store_is_sound(
     shard.write_bytes(bytes(data))
     output = fledge("features", "verify", small_recipe, "--run-dir", folder, expect=2)
     assert f"fault: {shard}" in output
-    assert "has 1 faults" in output
+    assert "has 1 fault" in output
     shutil.copytree(finished_run / "features", folder / "features", dirs_exist_ok=True)
     kept = Path(shutil.copytree(finished_run / "features", folder / "train" / "features"))
     assert f"{kept} is sound" in fledge("features", "verify", small_recipe, "--run-dir", folder)
     (kept / shard.name).write_bytes(bytes(data))
     output = fledge("features", "verify", small_recipe, "--run-dir", folder, expect=2)
     assert f"{folder / 'features'} is sound" in output
-    assert f"{kept} has 1 faults" in output
+    assert f"{kept} has 1 fault" in output
     assert "no features in" in fledge.error(
         "features", "verify", small_recipe, "--run-dir", tmp_path / "none"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fledge.base.storage import Manifest
 from fledge.features import FeatureStore, write_shard
-from fledge.features.codec import Codec
+from fledge.features.options import Codec
 from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, train

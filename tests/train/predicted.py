@@ -19,7 +19,7 @@ from fledge.heads import Head
 from fledge.released import head_url
 from fledge.target import Target
 from fledge.train import Acceptance
-from fledge.train.evaluate import greedy_heldout
+from fledge.train.evaluation import greedy_heldout
 from fledge.train.serving import ServingReplay
 
 SHAPES = ((4, 1, 5), (4, 4, 16))

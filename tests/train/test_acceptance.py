@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fledge.train.acceptance import Acceptance, DraftRound, replay
 from fledge.train.batches import make_batch
-from fledge.train.evaluate import by_number
+from fledge.train.evaluation import by_number
 from tests.train.samples import make_sample
 
 

@@ -23,7 +23,7 @@ from fledge.train import EvaluateOptions, TrainOptions, evaluate, refuse_untrain
 from fledge.train.batches import epoch_batches
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.compare import compare_heads
-from fledge.train.evaluate import context_bound
+from fledge.train.evaluation import context_bound
 from fledge.train.loss import loss_gradient_
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target, random_head

@@ -91,6 +91,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
+def plural(count: int, noun: str) -> str:
+    """`1 prompt`, `2,000 prompts`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1
 ) -> None:

@@ -6,7 +6,8 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock
@@ -18,11 +19,30 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         for link in (path, *path.parents):
+            if link.is_file():
+                raise OSError(f"{link} is a file, not a folder") from error
             if link.is_symlink() and not link.exists():
                 raise OSError(
                     f"{link} is a link to {os.readlink(link)}, which isn't there (make that folder, or delete the link)"
                 ) from error
         raise
+
+
+def neighbours(path: Path) -> list[str]:
+    """The names in the folder of a file that may be missing, to find what a misspelt one means."""
+    return os.listdir(path.parent) if path.parent.is_dir() else []
+
+
+@contextmanager
+def no_empty_folders(path: Path) -> Iterator[None]:
+    """Afterwards, delete the folder and its parents if they were made in this block and are empty."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the first that holds something ends it
+            for folder in missing:
+                folder.rmdir()
 
 
 def file_lock(path: Path) -> BaseFileLock:

@@ -1,5 +1,10 @@
 """The errors a user can meet. Every message says what is wrong and ends with what to do about it."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 def one_line(error: BaseException) -> str:
     """Another library's error message, for use within our own: at most 300 characters of one line."""
@@ -9,6 +14,12 @@ def one_line(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of another library's error message, or its type; the rest is often pages of advice."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """The end of an error's message about a misspelt name: `; did you mean demo?`, or "" if none is similar."""
+    closest = difflib.get_close_matches(name, [one for one in candidates if one != name], n=1, cutoff=0.7)
+    return f"; did you mean {closest[0]}?" if closest else ""
 
 
 class FledgeError(Exception):

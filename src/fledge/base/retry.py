@@ -44,6 +44,21 @@ def retried(action: Callable[[], T], place: str) -> T:
     return action()
 
 
+class OneRetryLine(logging.Filter):
+    """Replaces a client library's line per attempt by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Says the first one itself, and drops all."""
+        if not self._said:
+            self._said = True
+            logger.warning("%s; trying again (--verbose shows each attempt)", record.getMessage())
+        return False
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether the same request may succeed a moment later."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):

@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from fledge.base import disk
 from fledge.base.checksums import sealed, sha256, unsealed
-from fledge.base.errors import FledgeError, StorageError, one_line
+from fledge.base.errors import FledgeError, StorageError, did_you_mean, one_line
 from fledge.base.retry import ATTEMPTS, botocore_error, is_transient, retried
 
 MANIFEST_NAME = "manifest.json"
@@ -158,8 +158,9 @@ def refuse_unwritable(url: str) -> None:
     if path.is_dir():
         raise StorageError(f"{url} is a folder; name a file in it")
     probe = f"{url}.writable"
-    write_atomic(probe, b"")
-    remove(probe)
+    with disk.no_empty_folders(path.parent):
+        write_atomic(probe, b"")
+        remove(probe)
 
 
 def remove(url: str) -> None:
@@ -317,8 +318,10 @@ def _explained(url: str, verb: str, wanted: int | None = None, *, remote: bool =
         yield
     except FileNotFoundError as error:
         if verb != "write":
+            path = local_path(url)
+            hint = did_you_mean(path.name, disk.neighbours(path)) if path else ""
             raise StorageError(
-                f"{url} does not exist; check the path or run the stage that writes it"
+                f"{url} does not exist; check the path or run the stage that writes it{hint}"
             ) from error
         remedy = "make the bucket, or check its name" if remote else "check the path and its permissions"
         raise StorageError(f"can't write {url}: {_reason(error)}; {remedy}") from error

@@ -13,10 +13,17 @@ load/           `fledge bench server`                       peers/          `fle
 plan/           `fledge plan`                               report/         report.html
 """
 
-from fledge.bench.options import BenchOptions
-from fledge.bench.results import RELEASED, TRAINED, BenchResult
-from fledge.bench.run import estimate_seconds, refuse_impossible, run_bench
-from fledge.bench.summary import Summary, summarise
+from typing import TYPE_CHECKING
+
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.bench.options import BenchOptions
+    from fledge.bench.results import RELEASED, TRAINED, BenchResult
+    from fledge.bench.run import estimate_seconds, refuse_impossible, run_bench
+    from fledge.bench.summary import Summary, summarise
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "RELEASED",

@@ -19,6 +19,7 @@ from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
+from fledge.base.console import plural
 from fledge.bench.identity import GREEDY, Draw, Identity, compare
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
@@ -59,7 +60,7 @@ def measure_answers(
             if index and time.perf_counter() > end:
                 skipped = len(workload.prompts) - index
                 results.notes.append(
-                    f"{workload.name}: {skipped} prompts left out after {options.max_seconds:.0f} s"
+                    f"{workload.name}: {plural(skipped, 'prompt')} left out after {options.max_seconds:.0f} s"
                 )
                 done += skipped
                 break

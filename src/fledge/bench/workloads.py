@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import count, islice
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fledge.base.errors import DataError
+from fledge.base.disk import neighbours
+from fledge.base.errors import DataError, did_you_mean
 from fledge.base.storage import exists, read_bytes
 from fledge.bench.options import BenchOptions
 from fledge.data.sources import Record
@@ -129,10 +131,11 @@ def find_workload(name: str) -> Workload:
         return hub_workload(settings)
     if "/" in name or name.endswith((".jsonl", ".json")):
         return read_workload(name)
+    hint = did_you_mean(name, (OWN_WORKLOAD, *SETS))
     raise DataError(
         f"no workload {name!r}; name one of {', '.join((OWN_WORKLOAD, *SETS))}, "
         "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, dataset:NAME,split=test, "
-        "or a file of JSON lines"
+        f"or a file of JSON lines{hint}"
     )
 
 
@@ -206,7 +209,9 @@ def hub_workload(text: str) -> Workload:
 def read_workload(url: str) -> Workload:
     """The prompts of a JSONL file, named after the file."""
     if not exists(url):
-        raise DataError(f"there is no prompt file {url}; correct its path")
+        path = Path(url)
+        hint = did_you_mean(path.name, neighbours(path))
+        raise DataError(f"there is no prompt file {url}; correct its path{hint}")
     try:
         text = read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:

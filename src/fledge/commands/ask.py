@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fledge.base.console import say
+from fledge.base.console import plural, say
 from fledge.base.errors import EngineError
 from fledge.engine import CompletionStats, Engine, SamplingParams
 from fledge.released import load_head
@@ -47,4 +47,4 @@ def answer(
 def _stats_line(stats: CompletionStats, *, speculative: bool) -> str:
     tau = f"tau {stats.tau:.2f}, " if speculative else "plain decode, "
     times = f"{stats.tpot_ms:.1f} ms per token, first token after {stats.ttft_ms:.0f} ms"
-    return f"[{stats.tokens} tokens, {tau}{times}]"
+    return f"[{plural(stats.tokens, 'token')}, {tau}{times}]"

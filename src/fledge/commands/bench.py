@@ -5,19 +5,17 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
-from fledge.base.errors import DataError, RecipeError
+from fledge.base.errors import DataError, RecipeError, did_you_mean
 
 _DEFAULT = "engine"
 _Number = TypeVar("_Number", int, float)
@@ -44,12 +42,14 @@ class DefaultCommand(TyperGroup):
         return super().parse_args(ctx, args)
 
     def _refuse_misspelt(self, word: str) -> None:
-        shipped = resources.files("fledge.run") / "recipes" / f"{word}.yaml"
-        if not word.isalpha() or shipped.is_file() or Path(word).exists():
+        from fledge.run.recipe import shipped_recipes
+
+        shipped = shipped_recipes()
+        if not word.isalpha() or word in shipped or Path(word).exists():
             return
-        closest = difflib.get_close_matches(word, self.commands, n=1)
-        hint = f"did you mean {closest[0]}?" if closest else f"use one of {', '.join(sorted(self.commands))}"
-        raise RecipeError(f"`fledge bench` has no command {word!r}, nor is it a recipe; {hint}")
+        similar = did_you_mean(word, [*self.commands, *shipped])
+        hint = similar or f"; use one of {', '.join(sorted(self.commands))}"
+        raise RecipeError(f"`fledge bench` has no command {word!r}, nor is it a recipe{hint}")
 
 
 bench_app = typer.Typer(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fledge.base.console import StageProgress, clock, print_table, say
+from fledge.base.console import StageProgress, clock, plural, print_table, say
 from fledge.base.errors import StorageError
 from fledge.base.storage import Manifest, exists
 from fledge.bench.report.formats import human_bytes
 from fledge.features import bytes_per_token, verify_store
-from fledge.features.codec import Codec
+from fledge.features.options import Codec
 from fledge.run.estimate import Calibration, conversation_tokens
 from fledge.run.folder import DONE_NAME, Run
 
@@ -58,10 +58,9 @@ def _is_sound(url: str) -> bool:
     with StageProgress("verify") as progress:
         check = verify_store(url, progress.update)
     if not check.faults:
-        say(
-            f"{url} is sound: {check.shards} shards, {check.conversations:,} conversations, {human_bytes(check.bytes)}"
-        )
+        counts = f"{plural(check.shards, 'shard')}, {plural(check.conversations, 'conversation')}"
+        say(f"{url} is sound: {counts}, {human_bytes(check.bytes)}")
         return True
     say(*(f"fault: {fault}" for fault in check.faults[:_SHOWN]))
-    say(f"{url} has {len(check.faults)} faults")
+    say(f"{url} has {plural(len(check.faults), 'fault')}")
     return False

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +15,15 @@ import typer
 
 from fledge import __version__
 from fledge.base.errors import EngineError, FledgeError
+from fledge.base.retry import OneRetryLine
 from fledge.commands.bench import DeviceOption, TargetOption, bench_app, plan, tune
+from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.extras import missing_package
 from fledge.commands.serving import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
     from fledge.run.folder import Run
 
-DEFAULT_RUN_DIR = "runs/demo"
 # The panels of --help, in this order.
 STAGES, JUDGE, USE = "The stages of a run", "Judge and predict", "Use a head"
 
@@ -43,7 +43,10 @@ Settings = Annotated[
         show_default=False,
     ),
 ]
-RunDir = Annotated[str, typer.Option(help="folder or fsspec URL of the run")]
+RunDir = Annotated[
+    str | None,
+    typer.Option(help="folder or fsspec URL of the run", show_default="runs/ and the recipe's name"),
+]
 InitHead = Annotated[
     str | None,
     typer.Option(help="continue training this head: a folder, or released for the shipped one"),
@@ -91,14 +94,19 @@ def common(
     logging.getLogger("fledge.once").setLevel(logging.INFO)  # one-time work may take minutes
     if not verbose:  # it also logs tracebacks of exceptions
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+        one_line = OneRetryLine()
+        for client in ("huggingface_hub.utils._http", "urllib3.connectionpool"):
+            logging.getLogger(client).addFilter(one_line)
 
 
 @app.command(rich_help_panel=STAGES)
-def run(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head: InitHead = None) -> None:
+def run(settings: Settings = None, run_dir: RunDir = None, init_head: InitHead = None) -> None:
     """Do all of these, from prompts to report."""
+    made = described_run(settings, run_dir, _setting("train.init_head", init_head))
     from fledge.run.pipeline import run_pipeline
 
-    run_pipeline(_run(settings, run_dir, _setting("train.init_head", init_head)))
+    with resumable():
+        run_pipeline(made)
 
 
 @app.command(rich_help_panel=STAGES)
@@ -116,29 +124,29 @@ def demo(
 ) -> None:
     """See it work: `run` for a small LLM, in 13 to 21 minutes on two CPU cores."""
     recipe = "quick" if quick else "demo"
-    run([recipe, *(settings or [])], run_dir or f"runs/{recipe}")
+    run([recipe, *(settings or [])], run_dir)
 
 
 @app.command(rich_help_panel=STAGES)
 def prompts(
-    settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
+    settings: Settings = None, run_dir: RunDir = None, ray: RayAddress = None, actors: Actors = 2
 ) -> None:
     """Let the target write prompts, or read them from your sources."""
-    _stage("prompts", _run(settings, run_dir, ray=ray, actors=actors))
+    _stage("prompts", described_run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command(rich_help_panel=STAGES)
 def respond(
-    settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, ray: RayAddress = None, actors: Actors = 2
+    settings: Settings = None, run_dir: RunDir = None, ray: RayAddress = None, actors: Actors = 2
 ) -> None:
     """Let the target answer the prompts."""
-    _stage("respond", _run(settings, run_dir, ray=ray, actors=actors))
+    _stage("respond", described_run(settings, run_dir, ray=ray, actors=actors))
 
 
 @app.command(rich_help_panel=STAGES)
 def features(
     settings: Settings = None,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
+    run_dir: RunDir = None,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="only show bytes, time and money, then end")
     ] = False,
@@ -146,39 +154,43 @@ def features(
     actors: Actors = 2,
 ) -> None:
     """Store the target's hidden states; `features verify` checks them."""
-    from fledge.commands.features import print_feature_estimate, verify_features
-
     if ray is not None and (estimate or (settings and settings[0] == "verify")):
         raise typer.BadParameter("only extracting runs on Ray; leave it out", param_hint="--ray")
-    if settings and settings[0] == "verify":
-        verify_features(_run(settings[1:], run_dir))
+    words = settings or []
+    verify = words[:1] == ["verify"]
+    stored = described_run(words[1:] if verify else words, run_dir, ray=ray, actors=actors)
+    from fledge.commands.features import print_feature_estimate, verify_features
+
+    if verify:
+        verify_features(stored)
     elif estimate:
-        print_feature_estimate(_run(settings, run_dir))
+        print_feature_estimate(stored)
     else:
-        _stage("features", _run(settings, run_dir, ray=ray, actors=actors))
+        _stage("features", stored)
 
 
 @app.command(rich_help_panel=STAGES)
-def train(settings: Settings = None, run_dir: RunDir = DEFAULT_RUN_DIR, init_head: InitHead = None) -> None:
+def train(settings: Settings = None, run_dir: RunDir = None, init_head: InitHead = None) -> None:
     """Train the draft head."""
-    _stage("train", _run(settings, run_dir, _setting("train.init_head", init_head)))
+    _stage("train", described_run(settings, run_dir, _setting("train.init_head", init_head)))
 
 
 @app.command(rich_help_panel=STAGES)
 def evaluate(
     settings: Settings = None,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
+    run_dir: RunDir = None,
     head: Annotated[
         str | None, typer.Option(help="a head to judge instead of the run's own: a folder, or released")
     ] = None,
 ) -> None:
     """Measure tau on held-out conversations, of this or another head."""
+    trained = described_run(settings, run_dir)
     if head is None:
-        _stage("evaluate", _run(settings, run_dir))
+        _stage("evaluate", trained)
     else:
         from fledge.commands.judge import print_evaluation
 
-        print_evaluation(_run(settings, run_dir), head)
+        print_evaluation(trained, head)
 
 
 @app.command(rich_help_panel=JUDGE)
@@ -186,18 +198,19 @@ def compare(
     a: Annotated[str, typer.Argument(help="a head's folder, or released for the shipped one")],
     b: Annotated[str, typer.Argument(help="the head to compare it with")],
     settings: Settings = None,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
+    run_dir: RunDir = None,
 ) -> None:
     """Compare two heads on a run's held-out conversations."""
+    held_out = described_run(settings, run_dir)
     from fledge.commands.judge import print_comparison
 
-    print_comparison(_run(settings, run_dir), (a, b))
+    print_comparison(held_out, (a, b))
 
 
 @app.command(rich_help_panel=JUDGE)
 def ablate(
     settings: Settings = None,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
+    run_dir: RunDir = None,
     row: Annotated[
         list[str] | None, typer.Option(help="only this row (recipe, random, hard, ...); repeatable")
     ] = None,
@@ -212,9 +225,11 @@ def ablate(
 
     Trains the recipe as it is, then with one thing changed at a time.
     """
+    stored = described_run(settings, run_dir)
     from fledge.commands.ablate import run_ablation
 
-    run_ablation(_run(settings, run_dir), response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
+    with resumable():
+        run_ablation(stored, response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
 
 
 app.add_typer(bench_app, name="bench", rich_help_panel=STAGES)
@@ -225,7 +240,7 @@ app.command(rich_help_panel=JUDGE)(tune)
 @bench_app.command("engine")
 def bench(
     settings: Settings = None,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
+    run_dir: RunDir = None,
     prompts: Annotated[
         list[str] | None, typer.Option(help="JSONL file of prompts with `turns`; repeatable")
     ] = None,
@@ -237,7 +252,7 @@ def bench(
 ) -> None:
     """Measure plain and speculative decoding in alternation on the same prompts."""
     files = _setting("bench.prompts", json.dumps(prompts) if prompts else None)
-    measured = _run(settings, run_dir, files + _setting("target.dtype", dtype), heads=head)
+    measured = described_run(settings, run_dir, files + _setting("target.dtype", dtype), heads=head)
     _stage("bench", measured)
     _stage("report", measured)
 
@@ -245,7 +260,7 @@ def bench(
 @app.command(rich_help_panel=STAGES)
 def report(
     settings: Settings = None,
-    run_dir: RunDir = DEFAULT_RUN_DIR,
+    run_dir: RunDir = None,
     export: Annotated[
         list[str] | None, typer.Option(help="write the report as md, or its charts as png, too; repeatable")
     ] = None,
@@ -258,14 +273,20 @@ def report(
 
     Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
     """
-    from fledge.run.closing import compare_run_folders, export_report
-
     if compare is not None:
         if settings or export:
             raise typer.BadParameter("no settings or --export go with it", param_hint="--compare")
+        from fledge.base.storage import refuse_unwritable
+        from fledge.run.closing import compare_run_folders
+
+        refuse_unwritable(output)
         compare_run_folders(*compare, output)
         return
-    measured = _run(settings, run_dir)
+    measured = described_run(settings, run_dir)
+    from fledge.bench.report.exports import check_kinds
+    from fledge.run.closing import export_report
+
+    check_kinds(export or [])
     _stage("report", measured)
     export_report(measured, export or [])
 
@@ -313,11 +334,11 @@ app.add_typer(deploy_app, name="deploy", rich_help_panel=USE)
 
 
 @app.command(rich_help_panel=JUDGE)
-def card(run_dir: RunDir = DEFAULT_RUN_DIR) -> None:
+def card(run_dir: RunDir = None) -> None:
     """Write the data card: sources, terms, what was removed and why."""
     from fledge.run.closing import write_run_card
 
-    typer.echo(write_run_card(run_dir))
+    typer.echo(write_run_card(run_dir or DEFAULT_RUN_DIR))
 
 
 @app.command(rich_help_panel=JUDGE)
@@ -340,42 +361,8 @@ def template(
 def _stage(name: str, run: Run) -> None:
     from fledge.run.pipeline import run_stage
 
-    run_stage(run, name)
-
-
-def _run(
-    settings: list[str] | None,
-    run_dir: str,
-    extra: list[str] | None = None,
-    heads: list[str] | None = None,
-    ray: str | None = None,
-    actors: int = 2,
-) -> Run:
-    """The run described by the arguments: first a recipe, unless the first one is a setting."""
-    from fledge.data.ray_map import RayOptions
-    from fledge.run.folder import Run
-    from fledge.run.recipe import load_recipe
-
-    words = list(settings or [])
-    has_recipe = bool(words) and "=" not in words[0]
-    source = words.pop(0) if has_recipe else _own_recipe(run_dir)
-    if words and not has_recipe:
-        small = ", a small one" if source == "demo" else ""
-        typer.echo(f"no recipe was named: these settings change the recipe {source}{small}", err=True)
-    recipe = load_recipe(source, [*words, *(extra or [])])
-    gpus = int(recipe.target.device.startswith("cuda"))
-    cluster = RayOptions(ray, actors, gpus) if ray is not None else None
-    command = shlex.join(["fledge", *sys.argv[1:]])
-    return Run(recipe, run_dir, command=command, given_heads=heads or (), ray=cluster)
-
-
-def _own_recipe(run_dir: str) -> str:
-    """The recipe the run was made with; the demo's for a new run."""
-    from fledge.base.storage import exists, join
-    from fledge.run.recipe import RECIPE_NAME
-
-    saved = join(run_dir, RECIPE_NAME)
-    return saved if exists(saved) else "demo"
+    with resumable():
+        run_stage(run, name)
 
 
 def _open_what_is_closed() -> None:

@@ -1,21 +1,28 @@
 """Prompts, and the target's answers to them: the training data."""
 
-from fledge.data.conversations import (
-    Conversation,
-    ConversationStatistics,
-    Split,
-    conversation_shards,
-    conversation_statistics,
-    read_conversations,
-)
-from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions, ServerOptions
-from fledge.data.overlap import EvaluationIndex, read_evaluation_texts
-from fledge.data.privacy import PrivacyFilter, PrivacyOptions
-from fledge.data.prompt_store import Prompt, PromptSummary, prompt_summary, read_prompts
-from fledge.data.prompts import make_prompts, prompts_fingerprint
-from fledge.data.responses import RespondSummary, respond, respond_fingerprint
-from fledge.data.served import AnswerServer
-from fledge.data.sources import SourceOptions
+from typing import TYPE_CHECKING
+
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.data.conversations import (
+        Conversation,
+        ConversationStatistics,
+        Split,
+        conversation_shards,
+        conversation_statistics,
+        read_conversations,
+    )
+    from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions, ServerOptions
+    from fledge.data.overlap import EvaluationIndex, read_evaluation_texts
+    from fledge.data.privacy import PrivacyFilter, PrivacyOptions
+    from fledge.data.prompt_store import Prompt, PromptSummary, prompt_summary, read_prompts
+    from fledge.data.prompts import make_prompts, prompts_fingerprint
+    from fledge.data.responses import RespondSummary, respond, respond_fingerprint
+    from fledge.data.served import AnswerServer
+    from fledge.data.sources import SourceOptions
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "AnswerServer",

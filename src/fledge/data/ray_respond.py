@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
+from fledge.base.console import plural
 from fledge.base.storage import Manifest
 from fledge.data.conversations import Answered, ConversationWriter
 from fledge.data.dialogue import DialogueJobs
@@ -55,7 +56,9 @@ def respond_on_ray(
             write_audit(output_url, writer.shards, *(answered.audit for answered in shard_answers))
             last = shard + 1 == shards.stop
             writer.write(on_both_sides(shard_answers, output_url, options.heldout) if last else shard_answers)
-            progress(min(prompts, (shard + 1) * options.shard_size), prompts, f"{ray_options.actors} actors")
+            progress(
+                min(prompts, (shard + 1) * options.shard_size), prompts, plural(ray_options.actors, "actor")
+            )
     return respond_summary(prompts, output_url)
 
 

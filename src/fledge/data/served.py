@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
+from fledge.base.console import plural
 from fledge.base.errors import DataError
 from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
 from fledge.data.options import ServerOptions
@@ -260,7 +261,7 @@ class AnswerServer:
             what = "is too busy"
             advice = "lower respond.server.concurrency, or raise its timeout_s or retries"
         return DataError(
-            f"{self._options.url} {what} ({why}, {attempts} attempt{'s' * (attempts > 1)}); finished answers "
+            f"{self._options.url} {what} ({why}, {plural(attempts, 'attempt')}); finished answers "
             f"are kept: {advice}, and run again to resume"
         )
 

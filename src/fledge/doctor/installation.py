@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fledge import __version__
-from fledge.base.console import say
+from fledge.base.console import plural, say
 from fledge.base.errors import first_line
 from fledge.base.memory import system_memory
 from fledge.native import build
@@ -157,7 +157,9 @@ def kernels() -> Check:
     """The native CPU kernels, compiled now if necessary."""
     reason = build.unavailable_reason()
     if not reason:
-        return Check("CPU kernels", "ok", f"{build.instruction_set()}, {build.default_threads()} threads")
+        return Check(
+            "CPU kernels", "ok", f"{build.instruction_set()}, {plural(build.default_threads(), 'thread')}"
+        )
     remedy = "targets on the CPU run in plain PyTorch, several times slower"
     return Check("CPU kernels", "limited", reason, remedy)
 

@@ -22,17 +22,24 @@ What they stand on:
     around it       options.py, checks.py, memory.py, phases.py (where time goes), stats.py
 """
 
-from fledge.engine.drafters.drafter import Candidates, Drafter
-from fledge.engine.drafters.lookup import Lookup
-from fledge.engine.engine import Engine, Piece, Prompt
-from fledge.engine.logprobs import TokenLogprob
-from fledge.engine.options import EngineOptions
-from fledge.engine.params import SamplingOptions, SamplingParams
-from fledge.engine.phases import PhaseSeconds
-from fledge.engine.request import Completion, CompletionStats, StepResult, TreeTrace
-from fledge.engine.shapes import PLAIN, TreeShape
-from fledge.engine.stats import EngineStats, PlannedShape
-from fledge.engine.stops import StopMatcher
+from typing import TYPE_CHECKING
+
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.engine.drafters.drafter import Candidates, Drafter
+    from fledge.engine.drafters.lookup import Lookup
+    from fledge.engine.engine import Engine, Piece, Prompt
+    from fledge.engine.logprobs import TokenLogprob
+    from fledge.engine.options import EngineOptions
+    from fledge.engine.params import SamplingOptions, SamplingParams
+    from fledge.engine.phases import PhaseSeconds
+    from fledge.engine.request import Completion, CompletionStats, StepResult, TreeTrace
+    from fledge.engine.shapes import PLAIN, TreeShape
+    from fledge.engine.stats import EngineStats, PlannedShape
+    from fledge.engine.stops import StopMatcher
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "PLAIN",

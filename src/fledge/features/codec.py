@@ -10,12 +10,11 @@ decoding to bf16 is exact, so training reads the same values on every machine.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Codec = Literal["bf16", "fp8"]
+from fledge.features.options import Codec
+
 _LARGEST = 448.0  # of float8 e4m3
 _EXPONENTS = (-120, 119)  # so that code * 2^exponent is a finite bf16
 

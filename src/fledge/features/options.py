@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fledge.features.codec import Codec
+Codec = Literal["bf16", "fp8"]
 
 
 class FeatureOptions(BaseModel):

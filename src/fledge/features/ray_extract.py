@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from fledge.base.console import plural
 from fledge.base.storage import Manifest, ShardEntry
 from fledge.data.options import Progress, silent
 from fledge.data.ray_map import RayOptions, map_in_order
@@ -57,7 +58,7 @@ def extract_features_on_ray(
         arguments = (spec, conversations_url, options, output_url)
         for entry in map_in_order(parts, _FeatureActor, arguments, ray_options, gpus=ray_options.gpus):
             manifest = manifest.append(entry)
-            progress(manifest.tokens, total, f"{ray_options.actors} actors")
+            progress(manifest.tokens, total, plural(ray_options.actors, "actor"))
     return manifest
 
 

@@ -30,7 +30,8 @@ from torch import Tensor
 
 from fledge.base.errors import StorageError
 from fledge.base.storage import ShardEntry, exists, file_size, local_path, read_ranges, remedy, sha256
-from fledge.features.codec import Codec, decode, encode
+from fledge.features.codec import decode, encode
+from fledge.features.options import Codec
 
 _IDS = ("token_ids", "loss_mask", "argmax")
 _EXPONENTS = ("features_exponent", "hidden_exponent")

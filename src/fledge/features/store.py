@@ -16,10 +16,11 @@ from threading import Lock
 
 from torch import Tensor
 
+from fledge.base.console import plural
 from fledge.base.errors import StorageError
 from fledge.base.storage import Manifest, ShardEntry, join, list_files, local_path, sha256, write_atomic
 from fledge.data.options import Progress, silent
-from fledge.features.codec import Codec
+from fledge.features.options import Codec
 from fledge.features.shard import FeatureSample, SampleInfo, Shard, header_of, shard_bytes
 
 _OPENERS = 16  # headers of a remote store read concurrently
@@ -136,7 +137,7 @@ def verify_store(url: str, progress: Progress = silent) -> StoreCheck:
                     shard_faults.append(str(error))
             faults += shard_faults
         done += entry.bytes
-        progress(done, manifest.size, f"{len(faults)} faults")
+        progress(done, manifest.size, plural(len(faults), "fault"))
     listed = {entry.name for entry in manifest.shards}
     # The next one may be left over from a killed extraction, and will be overwritten.
     listed.add(_shard_name(len(listed)))

@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fledge.base.checksums import sha256, unsealed
-from fledge.base.errors import HeadError, StorageError
+from fledge.base.disk import neighbours
+from fledge.base.errors import HeadError, StorageError, TargetError, did_you_mean
 from fledge.base.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.weights import HeadParts, HeadWeights
@@ -69,7 +71,9 @@ def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], d
     if not exists(join(url, CONFIG_NAME)):
         run_head = join(url, "head")  # as in a run's folder
         suggestion = run_head if exists(join(run_head, CONFIG_NAME)) else "a folder with a trained head"
-        raise HeadError(f"{url} isn't a draft head, {CONFIG_NAME} is missing: name {suggestion}")
+        raise HeadError(
+            f"{url} isn't a draft head, {CONFIG_NAME} is missing: name {suggestion}{_similar(url)}"
+        )
     try:
         read = _reader(url) if checked else read_bytes
         return _object(read(join(url, CONFIG_NAME)), join(url, CONFIG_NAME)), _read_tensors(url, read)
@@ -155,5 +159,15 @@ def _safe(data: bytes, url: str) -> dict[str, Tensor]:
 def local_url(url: str) -> str:
     """The folder itself, or the local snapshot of a hub id such as org/name."""
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", url) and not exists(url):
-        return str(hub_folder(url, [PICKLE_NAME]))
+        try:
+            return str(hub_folder(url, [PICKLE_NAME]))
+        except TargetError as error:
+            raise HeadError(
+                f"no head {url!r}: there is no such folder, and {error}{_similar(url)}"
+            ) from error
     return url
+
+
+def _similar(url: str) -> str:
+    """What a misspelt head may mean: the shipped one, or what lies in the same folder."""
+    return did_you_mean(url, ["released"]) or did_you_mean(posixpath.basename(url), neighbours(Path(url)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from fledge.data.ray_map import RayOptions
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME, local_url, weight_urls
 from fledge.released import head_url, load_head, released_folder
-from fledge.run.recipe import Recipe
+from fledge.run.recipe import RECIPE_NAME, Recipe
 from fledge.target import Target
 from fledge.train import TrainOptions
 
@@ -175,8 +176,15 @@ class Run:
         """Raise a StorageError if the run doesn't exist: a mistyped name must not create a folder."""
         if not storage.exists(self.folder):
             raise StorageError(
-                f"there is no run in {self.folder}; check --run-dir, or make one with `fledge run`"
+                f"there is no run in {self.folder}; check --run-dir{self._neighbours()}, or make one with `fledge run`"
             )
+
+    def _neighbours(self) -> str:
+        """The runs beside this folder, in parentheses."""
+        path = storage.local_path(self.folder)
+        recipes = sorted(path.parent.glob(f"*/{RECIPE_NAME}")) if path else []
+        names = [join(posixpath.dirname(self.folder), recipe.parent.name) for recipe in recipes]
+        return f" (there are {', '.join(names[:8])})" if names else ""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -188,7 +196,13 @@ class Run:
         if path is None:
             yield
             return
+        with disk.no_empty_folders(path), self._locked_here(path):
+            yield
+
+    @contextmanager
+    def _locked_here(self, path: Path) -> Iterator[None]:
         lock, owner = path / ".lock", path / ".owner"
+        new = not path.exists()
         try:
             disk.make_folder(path)
             # Without flock, the lock of a dead process is taken over on the second attempt.
@@ -209,6 +223,8 @@ class Run:
             finally:
                 with suppress(OSError):
                     owner.unlink()
+                if new and [file.name for file in path.iterdir()] == [lock.name]:
+                    lock.unlink()
 
 
 def _named(owner: Path) -> str:

@@ -16,14 +16,16 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from importlib import resources
+from pathlib import Path, PurePath
 from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fledge.base import disk
 from fledge.base.checksums import sha256
-from fledge.base.errors import RecipeError, one_line
-from fledge.base.storage import exists, read_bytes, write_atomic
+from fledge.base.errors import RecipeError, did_you_mean, one_line
+from fledge.base.storage import exists, join, read_bytes, write_atomic
 from fledge.bench import BenchOptions
 from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
 from fledge.features import FeatureOptions
@@ -141,12 +143,22 @@ def option_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[s
 def _read(source: str) -> dict[str, Any]:
     if source in shipped_recipes():
         text = (resources.files("fledge.run") / "recipes" / f"{source}.yaml").read_text("utf-8")
+    elif exists(join(source, RECIPE_NAME)):
+        raise RecipeError(
+            f"{source} is a run's folder: go on with it by --run-dir {source}, or name its {RECIPE_NAME}"
+        )
+    elif Path(source).is_dir():
+        raise RecipeError(f"{source} is a folder; name a YAML file in it")
     elif exists(source):
         text = read_recipe_file(source)
     else:
+        if (key := source.split()[0] if source.strip() else "") in option_keys():
+            raise RecipeError(f"{key} is a setting without a value; write {key}=VALUE, without spaces")
+        shipped, here = shipped_recipes(), disk.neighbours(Path(source))
+        hint = did_you_mean(PurePath(source).name, [*here, *shipped])
         raise RecipeError(
-            f"no recipe {source!r}: neither a file nor one of the shipped recipes; "
-            f"name a YAML file or one of {', '.join(shipped_recipes())}"
+            f"no recipe {source!r}: neither a file nor one of the shipped recipes"
+            f"{hint or '; name a YAML file or one of ' + ', '.join(shipped)}"
         )
     try:
         values = yaml.load(text, _Loader)

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fledge.base.console import plural
 from fledge.base.errors import DataError, RecipeError
 from fledge.base.fingerprint import Fingerprint, make_fingerprint
 from fledge.base.storage import Manifest, exists, join
@@ -74,7 +75,7 @@ def _prompts(run: Run, progress: Progress) -> Outcome:
     rejected = sum(data.rejected.values())
     spare = data.attempts - data.prompts - rejected
     more = f", {spare:,} fit but not needed" if spare else ""
-    return Outcome(f"{data.prompts:,} prompts kept, {rejected:,} attempts rejected{more}")
+    return Outcome(f"{plural(data.prompts, 'prompt')} kept, {plural(rejected, 'attempt')} rejected{more}")
 
 
 def _respond(run: Run, progress: Progress) -> Outcome:
@@ -85,7 +86,9 @@ def _respond(run: Run, progress: Progress) -> Outcome:
     else:
         data = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
     stats = data.statistics
-    line = f"{stats.conversations:,} conversations, {stats.supervised_tokens:,} response tokens"
+    line = (
+        f"{plural(stats.conversations, 'conversation')}, {plural(stats.supervised_tokens, 'response token')}"
+    )
     return Outcome(f"{line}, {stats.heldout:,} held out", {"response_tokens": stats.supervised_tokens})
 
 
@@ -110,7 +113,7 @@ def _features(run: Run, progress: Progress) -> Outcome:
         extractor = HookExtractor.for_target(run.target, run.recipe.features) if spread else None
         data = extract_features(run.target, *places, progress, extractor)
     size = human_bytes(data.size)
-    return Outcome(f"{data.tokens:,} tokens, {size}", {"tokens": data.tokens, "bytes": data.size})
+    return Outcome(f"{plural(data.tokens, 'token')}, {size}", {"tokens": data.tokens, "bytes": data.size})
 
 
 def _train(run: Run, progress: Progress) -> Outcome:
@@ -119,7 +122,7 @@ def _train(run: Run, progress: Progress) -> Outcome:
     tau = f"held-out chain tau {fit.tau:.2f}, " if fit.tau is not None else ""
     vocabulary = f"draft vocabulary {fit.draft_vocab_size:,} covers {fit.coverage:.1%}"
     figures = {"coverage": fit.coverage, "tokens": fit.tokens, "supervised_tokens": fit.supervised_tokens}
-    return Outcome(f"{fit.steps:,} steps, {tau}{vocabulary}", figures, fit.seconds)
+    return Outcome(f"{plural(fit.steps, 'step')}, {tau}{vocabulary}", figures, fit.seconds)
 
 
 def _train_fingerprint(run: Run) -> Fingerprint:

@@ -18,6 +18,7 @@ from typing import Any
 import uvicorn
 
 from fledge.base.child import http_url
+from fledge.base.console import plural
 from fledge.base.errors import ServerError
 from fledge.engine import Engine, EngineOptions
 from fledge.engine.memory import free_memory
@@ -81,7 +82,7 @@ def serve(
         server.run(sockets=[listener])
         if server.force_exit:  # a normal exit would wait for the engine's thread, which may be in a kernel
             logger.warning(
-                "stopped immediately; %d answers were not finished", app.state.server.worker.unfinished
+                "stopped immediately; %s not finished", plural(app.state.server.worker.unfinished, "answer")
             )
             logging.shutdown()
             os._exit(128 + server.signal)
@@ -179,7 +180,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self, name: str) -> None:
         worker, seconds = self._server.worker, self._server.options.drain_timeout
-        logger.info("%s: finishing %d answers within %g s", name, worker.unfinished, seconds)
+        logger.info("%s: finishing %s within %g s", name, plural(worker.unfinished, "answer"), seconds)
         failed = await worker.drain(seconds)
-        logger.info("drained; %d answers were not finished", failed)
+        logger.info("drained; %s not finished", plural(failed, "answer"))
         self.should_exit = True

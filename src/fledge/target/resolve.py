@@ -37,6 +37,8 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
             "model's safetensors checkpoint"
         ) from error
     config = DecoderConfig.from_folder(folder)
+    if "Eagle" in config.architecture:
+        raise TargetError(f"{folder} is a draft head, not a target: name it by --head, and its target here")
     if not weight_files(folder):
         raise TargetError(
             f"{folder} has no complete safetensors weights: download them, or save the model with save_pretrained"

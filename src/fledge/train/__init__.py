@@ -8,15 +8,22 @@ the layer   functions.py autograd functions                   kernels.py compile
             attention.py, with attention_{torch,kernels,flex}.py and blocks.py
 weights     weights.py flat buffers, workspace.py scratch     parallel.py several processes
 saved       checkpoint.py                                     curves.py TensorBoard and W&B
-measuring   evaluate.py, acceptance.py, serving.py            compare.py two heads, ablation.py many trainings
+measuring   evaluation.py, acceptance.py, serving.py          compare.py two heads, ablation.py many trainings
 """
 
-from fledge.train.acceptance import Acceptance
-from fledge.train.curves import refuse_without_wandb
-from fledge.train.evaluate import Evaluation, evaluate
-from fledge.train.options import EvaluateOptions, TrainOptions
-from fledge.train.refusals import refuse_one_sided, refuse_untrainable
-from fledge.train.trainer import TrainSummary, train, train_fingerprint
+from typing import TYPE_CHECKING
+
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.train.acceptance import Acceptance
+    from fledge.train.curves import refuse_without_wandb
+    from fledge.train.evaluation import Evaluation, evaluate
+    from fledge.train.options import EvaluateOptions, TrainOptions
+    from fledge.train.refusals import refuse_one_sided, refuse_untrainable
+    from fledge.train.trainer import TrainSummary, train, train_fingerprint
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "Acceptance",

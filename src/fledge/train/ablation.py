@@ -27,7 +27,7 @@ from fledge.heads import Head
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.compare import TauDifference, round_counts, tau_difference
-from fledge.train.evaluate import heldout_rounds
+from fledge.train.evaluation import heldout_rounds
 from fledge.train.options import EvaluateOptions, TrainOptions
 from fledge.train.trainer import train
 

@@ -18,7 +18,7 @@ from fledge.data.options import Progress, silent
 from fledge.features import FeatureStore
 from fledge.heads import Head
 from fledge.target import Target
-from fledge.train.evaluate import HeldoutRounds, heldout_rounds
+from fledge.train.evaluation import HeldoutRounds, heldout_rounds
 from fledge.train.options import EvaluateOptions
 
 _RESAMPLES = 2000

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fledge.base.errors import EngineError, RecipeError
 from fledge.base.plugs import imported
-from fledge.engine import TreeShape
-from fledge.train.loss import LossFunction, LossMix
+
+if TYPE_CHECKING:
+    from fledge.train.loss import LossFunction, LossMix
 
 LossName = Literal["kl", "hard", "tv", "lk"]
 _KL: dict[LossName, float] = {"kl": 1.0}
@@ -103,6 +104,8 @@ class TrainOptions(BaseModel):
     @property
     def loss_to_take(self) -> LossMix | LossFunction:
         """The normalised shares, or the function named. Raises a RecipeError if it can't be imported."""
+        from fledge.train.loss import LossMix
+
         if isinstance(self.loss, str):
             function: LossFunction = imported(self.loss)
             if not callable(function):
@@ -131,6 +134,8 @@ class EvaluateOptions(BaseModel):
     @field_validator("shapes")
     @classmethod
     def _trees(cls, shapes: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+        from fledge.engine import TreeShape
+
         for shape in shapes:
             try:
                 TreeShape(*shape)

@@ -11,7 +11,7 @@ from fledge.features import SampleInfo
 from fledge.target import Target
 from fledge.train.batches import is_trainable
 from fledge.train.curves import refuse_without_wandb
-from fledge.train.evaluate import no_heldout
+from fledge.train.evaluation import no_heldout
 from fledge.train.loss import LossMix, loss_gradient_
 from fledge.train.options import TrainOptions
 from fledge.train.start import drawn_conversations

@@ -32,7 +32,7 @@ from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, ran
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
 from fledge.train.curves import Tracker, write_curves
-from fledge.train.evaluate import measured_batches
+from fledge.train.evaluation import measured_batches
 from fledge.train.feed import FeatureSource, Noise, read_ahead, read_batch
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer

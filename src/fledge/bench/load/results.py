@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from fledge.base.console import plural
 from fledge.base.errors import StorageError
 from fledge.base.storage import join, read_bytes, read_json, write_json
 from fledge.bench.machine import Machine
@@ -171,7 +172,7 @@ def reason_to_reject(plain: Sequence[Row], other: Sequence[Row], speedup: float 
     """Why a level's ratio is implausible; None if it is plausible."""
     failed = sum(row["failed"] for row in (*plain, *other))
     if failed:
-        return f"{failed} requests failed: {'; '.join(_errors((*plain, *other)))}"
+        return f"{plural(failed, 'request')} failed: {'; '.join(_errors((*plain, *other)))}"
     if speedup is None:
         return "no answer is long enough to have a time per output token"
     tokens = [sum(row["total_output_tokens"] for row in part) for part in (plain, other)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 
+from fledge.base.console import plural
 from fledge.base.storage import join, read_bytes, write_atomic, write_json
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
@@ -56,9 +57,8 @@ def write_peers(folder: str, peers: PeersFound) -> None:
     setting = {"options": asdict(peers.options), "machine": machine.model_dump(), "versions": versions()}
     write_json(join(folder, "peers.json"), setting)
     notes = "".join(f"- {line}\n" for line in peers_notes(peers))
-    setup = (
-        f"{machine.cpu}, {machine.cores} cores; interleaved, greedy, {peers.options.max_tokens} new tokens"
-    )
+    cores, length = plural(machine.cores, "core"), peers.options.max_tokens
+    setup = f"{machine.cpu}, {cores}; interleaved, greedy, {length} new tokens"
     page = f"Peers on {setup}.\n\n{markdown_table(*peers_table(peers))}\n\n{notes}"
     write_atomic(join(folder, "peers.md"), page.encode())
 

@@ -35,6 +35,7 @@ class Axes(NamedTuple):
     x_scale: Literal["linear", "log2"] = "linear"
     x_values: Sequence[float] | None = None
     y_from: float | None = 0.0  # None: from just below the lowest value
+    x_lines: Sequence[float] = ()  # vertical reference lines
     y_line: float | None = None  # a horizontal reference line
     mark_lowest: bool = False  # mark and label the lowest point of all
     y_format: Callable[[float], str] = lambda value: compact(value)
@@ -180,6 +181,10 @@ def _axes(frame: _Frame, axes: Axes) -> list[str]:
         parts.append(
             f'<line class="across" x1="{_LEFT:.0f}" x2="{WIDTH - _RIGHT:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
+    for line in axes.x_lines:
+        x = frame.x(line)
+        ends = f'y1="{_TOP:.0f}" y2="{HEIGHT - _BOTTOM:.0f}"'
+        parts.append(f'<line class="across" x1="{x:.1f}" x2="{x:.1f}" {ends}/>')
     for tick in frame.x_ticks:
         parts.append(_text(frame.x(tick), HEIGHT - _BOTTOM + 16, compact(tick), "tick"))
     parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 3, axes.x_label, "label"))

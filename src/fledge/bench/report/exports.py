@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from html import escape
+from importlib.util import find_spec
 
+from fledge.base.console import plural
 from fledge.base.errors import StorageError
 from fledge.base.storage import join, write_atomic
 from fledge.bench.report.charts import HEIGHT, WIDTH
@@ -21,8 +23,18 @@ _TITLE_HEIGHT = 26.0
 _LINE = 26.0  # height of a title, a row of the legend, a note
 
 
+def check_kinds(kinds: Sequence[str]) -> None:
+    """Raise a StorageError for an unknown kind of export, or PNG files without their library, before any work."""
+    unknown = sorted(set(kinds) - {"md", "png"})
+    if unknown:
+        raise StorageError(f"can't export {unknown[0]!r}; write --export md or --export png")
+    if "png" in kinds and find_spec("resvg_py") is None:
+        raise StorageError('PNG files need resvg-py; run pip install "fledge[png]"')
+
+
 def write_exports(folder: str, facts: ReportFacts, kinds: Sequence[str]) -> list[str]:
     """Write `report.md` (md) and `charts/*.png` (png); returns the URLs written."""
+    check_kinds(kinds)
     page = Page(facts)
     written = []
     if "md" in kinds:
@@ -68,10 +80,8 @@ def _legend(page: Page, drawing: str) -> list[tuple[str, str]]:
 
 def png(drawing: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
     """A chart on a white background, in the colours of the light page, with its legend below."""
-    try:
-        from resvg_py import svg_to_bytes
-    except ImportError as error:
-        raise StorageError("PNG files need resvg-py; run `pip install resvg-py`") from error
+    from resvg_py import svg_to_bytes
+
     return bytes(svg_to_bytes(svg_string=standalone(drawing, legend), zoom=_SCALE, background="white"))
 
 
@@ -159,7 +169,7 @@ def markdown(page: Page) -> str:
     if bench is not None:
         machine = bench.machine.accelerator or bench.machine.cpu
         parts.append(
-            f"{bench.subject.dtype} on {machine}, {bench.machine.cores} cores; {bench.options.decoding}; "
+            f"{bench.subject.dtype} on {machine}, {plural(bench.machine.cores, 'core')}; {bench.options.decoding}; "
             f"{page.facts.created}"
         )
     if page.workload_table.rows:
@@ -181,12 +191,8 @@ def markdown(page: Page) -> str:
                 f"**{view.name[:1].upper()}{view.name[1:]}.** {view.note}",
                 markdown_table(["if", "speed-up"], [[bar.label, bar.text] for bar in view.bars]),
             ]
-    if page.shapes:
-        parts.append("## Trees used")
-        parts += [
-            f"- {view.name}, {view.note}: " + ", ".join(f"{bar.label} {bar.text}" for bar in view.bars)
-            for view in page.shapes
-        ]
+    if page.shape_table.rows:
+        parts += ["## Trees used, share of rounds by depth", markdown_table(*page.shape_table)]
     if bench is not None and bench.plain is not None and bench.plain.limit_ms_per_token:
         share = bench.plain.limit_ms_per_token / bench.plain.ms_per_token
         parts.append(f"Plain decode runs at {percent(share)} of what the memory's bandwidth allows.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from fledge.base.errors import StorageError
@@ -45,6 +46,7 @@ class TrainingFacts:
 
     loss: Curve = ()
     tau: Curve = ()  # on held-out conversations
+    restarts: Sequence[float] = ()  # steps at which another training began, from the head so far
     steps: int | None = None
     epochs: float | None = None
     tokens: int | None = None  # supervised tokens seen, epochs included
@@ -112,6 +114,7 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
     return TrainingFacts(
         loss=_curve(rows, "loss"),
         tau=_curve(rows, "tau"),
+        restarts=_restarts(rows),
         steps=int(facts["steps"]) if "steps" in facts else None,
         epochs=epochs,
         tokens=round(tokens * epochs) if tokens is not None and epochs is not None else None,
@@ -123,6 +126,18 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
 
 def _curve(rows: list[dict[str, Any]], key: str) -> Curve:
     return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+
+
+def _restarts(rows: list[dict[str, Any]]) -> list[float]:
+    """Steps after which the learning rate rises again: the curves of several trainings, one after the other."""
+    steps, fell = [], False
+    for before, after in pairwise(rows):
+        rate, following = before.get("lr") or 0.0, after.get("lr") or 0.0
+        if fell and following > 2 * rate:
+            steps.append(float(before["step"]))
+            fell = False
+        fell = fell or following < rate
+    return steps
 
 
 def _coverage_and_sources(conversations: str, head: Head | None) -> tuple[float | None, list[str]]:

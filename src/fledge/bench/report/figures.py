@@ -44,13 +44,19 @@ def depth_chart(by_head: Mapping[str, Sequence[float]], naming: Naming) -> str:
 
 
 def curve_chart(
-    curve: Curve, label: str, style: str, *, smooth: bool = False, y_from: float | None = None
+    curve: Curve,
+    label: str,
+    style: str,
+    *,
+    smooth: bool = False,
+    y_from: float | None = None,
+    restarts: Sequence[float] = (),
 ) -> str:
     """A training curve; `smooth` draws the raw values faintly behind their running mean."""
     if len(curve) < 2:
         return ""
     points = thinned(curve)
-    axes = Axes("training step", label, y_from=y_from)
+    axes = Axes("training step", label, y_from=y_from, x_lines=restarts)
     lines, markers = [Series(label, style, points)], len(points) <= 40
     if smooth:
         mean = Series(f"{label}, running mean", style, running_mean(points))

@@ -98,8 +98,3 @@ def human_count(count: float | None) -> str:
     if count >= 1e6:
         return f"{count / 1e6:.3g} M"
     return f"{count:,.0f}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 prompt`, `2 prompts`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fledge.bench.report.charts import Axes, Series, compact, line_chart
 from fledge.bench.report.formats import times
 from fledge.bench.report.speed import Naming
-from fledge.bench.results import PLAIN, LevelRow
+from fledge.bench.results import PLAIN, RANDOM, LevelRow
 from fledge.bench.statistics import Interval
 
 Gains = Mapping[str, Mapping[int, Interval]]  # by head and requests at once
@@ -51,6 +51,18 @@ def gain_chart(gains: Gains, naming: Naming, description: str = "throughput over
         y_ticks=8,  # so that little space is empty below 1
     )
     return line_chart(series, axes, description=description)
+
+
+def gain_note(gains: Gains, naming: Naming) -> str:
+    """What the chart should show, and its lowest point; "" without a chart."""
+    if not gains:
+        return ""
+    head, level, ratio = lowest(gains)
+    worst = " A random head has learnt nothing: the worst case." if RANDOM in gains else ""
+    return (
+        f"The planner may leave speculation out of any round, so no point should lie below 1×.{worst} "
+        f"The lowest: {times(ratio)}, {naming.labels[head]} with {level} in flight."
+    )
 
 
 def lowest(gains: Gains) -> tuple[str, int, float]:

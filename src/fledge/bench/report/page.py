@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fledge.bench.report import figures, speed, story
 from fledge.bench.report.facts import ReportFacts
-from fledge.bench.report.gains import gain_chart, level_gains
-from fledge.bench.report.rounds import limit_groups, round_groups, shape_groups
+from fledge.bench.report.gains import gain_chart, gain_note, level_gains
+from fledge.bench.report.rounds import limit_groups, round_groups, shape_table
 from fledge.bench.report.served import served_view
 from fledge.bench.results import RELEASED, TRAINED
 from fledge.bench.statistics import range_note
@@ -42,6 +42,7 @@ class Page:
         levels = bench.levels if bench else []
         self.swept = list(dict.fromkeys(row.engine for row in levels))
         self.gain_chart = gain_chart(level_gains(levels), naming)
+        self.gain_note = gain_note(level_gains(levels), naming)
         self.tpot_chart = figures.load_chart(levels, naming, "median_tpot_ms")
         self.ttft_chart = figures.load_chart(levels, naming, "median_ttft_ms")
         self.load_note = speed.load_note(levels, naming)
@@ -54,7 +55,7 @@ class Page:
         self.depth_chart = figures.depth_chart(by_depth, naming)
         self.rounds = round_groups(bench, naming)
         self.limits = limit_groups(bench, naming)
-        self.shapes = shape_groups(bench, naming)
+        self.shape_table = shape_table(bench, naming)
         self.samples = story.sample_views(bench, naming)
         self.data = story.data_views(facts, naming)
         self.training = story.training_views(facts, naming)

@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from fledge.base.console import plural
 from fledge.bench.report import formats
 
 
@@ -26,6 +27,7 @@ def render(template: str, **values: Any) -> str:
         "times": formats.times,
         "percent": formats.percent,
         "clock": formats.clock,
+        "plural": plural,
         "svg": Markup,  # charts.py escapes what it is given
     }
     page = environment.from_string(read_template(template))

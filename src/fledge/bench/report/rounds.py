@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fledge.bench.report.formats import Bar, BarGroup, percent, times
+from fledge.bench.report.formats import Bar, BarGroup, Table, number, percent, times
 from fledge.bench.report.speed import Naming
-from fledge.bench.results import AnswerRow, BenchResult
+from fledge.bench.results import WITHOUT_LOOKUP, AnswerRow, BenchResult
 from fledge.bench.shapes import read_shape_name
 from fledge.bench.summary import acceptance_by_depth
 
 PHASES = ("draft", "verify", "accept", "extend", "host")
 _BETTER = 0.1  # added acceptance at every depth
+_DEEPEST = 6  # deeper trees share a column
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def limit_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
     if bench is None:
         return []
     means = mean_rounds(bench)
-    return [_limits(bench.rows(head), naming.labels[head], mean) for head, mean in means.items()]
+    heads = [head for head in means if not head.endswith(WITHOUT_LOOKUP)]
+    return [_limits(bench.rows(head), naming.labels[head], means[head]) for head in heads]
 
 
 def _limits(rows: Sequence[AnswerRow], label: str, mean: MeanRound) -> BarGroup:
@@ -123,38 +125,35 @@ def better_tau(by_depth: Sequence[float], tau: float, drafted: float = 1.0) -> f
     return tau + drafted * (later - now)
 
 
-def shape_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """The tree shapes each head used with one request at a time, and under load."""
-    if bench is None:
-        return []
-    used = [(head, "one at a time", bench.shapes.get(head, {})) for head in bench.heads]
-    used += [
-        (row.engine, f"{row.concurrency} in flight", row.shapes)
-        for row in bench.levels
-        if row.engine in bench.heads and row.concurrency > 1
-    ]
-    return [
-        BarGroup(naming.labels[head], note, _by_depth(shapes))
-        for head, note, shapes in used
+def shape_table(bench: BenchResult | None, naming: Naming) -> Table:
+    """Share of rounds by tree depth, a line per head and number of requests in flight.
+
+    By depth, since a planner that decides every round uses dozens of shapes.
+    """
+    used: list[tuple[str, int, Mapping[str, int]]] = []
+    if bench is not None:
+        used += [(head, 1, bench.shapes.get(head, {})) for head in bench.heads]
+        levels = (row for row in bench.levels if row.engine in bench.heads and row.concurrency > 1)
+        used += [(row.engine, row.concurrency, row.shapes) for row in levels]
+    columns = ["head", "in flight", "plain", "lookup alone"]
+    columns += [f"{depth} deep" for depth in range(1, _DEEPEST)]
+    rows = [
+        [naming.labels[head], str(level), *_by_depth(shapes)]
+        for head, level, shapes in used
         if any(shapes.values())
     ]
+    return Table([*columns, f"{_DEEPEST}+ deep", "nodes"], rows)
 
 
-def _by_depth(shapes: Mapping[str, int]) -> list[Bar]:
-    """Share of rounds by tree depth, since a planner that decides every round uses dozens of shapes."""
-    total = sum(shapes.values())
-    rounds: dict[tuple[int, bool], int] = {}
-    nodes: dict[tuple[int, bool], int] = {}
+def _by_depth(shapes: Mapping[str, int]) -> list[str]:
+    """Shares of plain decode, of lookup alone, and of each depth; then the mean number of nodes of a draft tree."""
+    rounds, nodes, drafted = [0] * (_DEEPEST + 2), 0, 0
     for name, count in shapes.items():
         shape = read_shape_name(name)
-        kind = shape.depth, shape.nodes > 1
-        rounds[kind] = rounds.get(kind, 0) + count
-        nodes[kind] = nodes.get(kind, 0) + count * shape.nodes
-    bars = []
-    for kind in sorted(kind for kind, count in rounds.items() if count):
-        depth, drafts = kind
-        label = f"{depth} deep" if depth else "lookup alone"
-        label = f"{label}, {nodes[kind] / rounds[kind]:.1f} nodes" if drafts else "plain decode"
-        share = rounds[kind] / total
-        bars.append(Bar(label, "s-stage", percent(share), 100 * share))
-    return bars
+        if shape.nodes > 1:
+            rounds[1 + min(shape.depth, _DEEPEST)] += count
+            nodes, drafted = nodes + count * shape.nodes, drafted + count
+        else:
+            rounds[0] += count
+    total = sum(rounds)
+    return [*(percent(count / total) for count in rounds), number(nodes / drafted if drafted else None)]

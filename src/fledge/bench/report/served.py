@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from fledge.base.console import plural
 from fledge.bench.load import LoadResult
 from fledge.bench.load.results import Comparison, Level, level_of
 from fledge.bench.report.charts import Axes, Series, line_chart
@@ -56,7 +57,7 @@ def served_view(load: LoadResult | None) -> ServedView | None:
     options = load.options
     intro = (
         f"{models} over HTTP, workload {load.workload}, up to {options.get('max_tokens')} new tokens, "
-        f"{options.get('repeats')} repeats of each level in alternation."
+        f"{plural(int(options.get('repeats', 0)), 'repeat')} of each level in alternation."
     )
     return ServedView(
         legend=[(style, server) for server, style in styles.items()],

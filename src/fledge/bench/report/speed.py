@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fledge.base.console import plural
 from fledge.bench.load import LoadResult
 from fledge.bench.load.metrics import cost_per_million
-from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, plural, times
+from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, times
 from fledge.bench.results import PLAIN, RANDOM, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
@@ -36,11 +37,13 @@ class Hero:
     same: str
     same_note: str
     different: int  # differing answers of all workloads
+    alone: float | None  # its speed-up without prompt lookup, if measured
 
 
 def name_engines(heads: Sequence[str]) -> Naming:
     """Names and colours: the first head has the first colour, the released and random ones fixed ones."""
     labels = {PLAIN: "plain decode", TRAINED: "this run's head", RELEASED: "released head"}
+    labels |= {f"{name}{WITHOUT_LOOKUP}": f"{label}{WITHOUT_LOOKUP}" for name, label in labels.items()}
     colours = iter(("s-trained", "s-third", "s-fourth"))
     styles = {head: "s-released" if head == RELEASED else next(colours, "s-fourth") for head in heads}
     return Naming(
@@ -55,36 +58,43 @@ def workload_title(name: str) -> str:
 
 
 def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
-    """One card per head: its speed on the first workload, and whether its answers are the same over all workloads."""
+    """One card per head: its speed on the first workload, and whether its answers are the same over all workloads.
+
+    A head measured without prompt lookup, too, has one card for both.
+    """
     if bench is None or not bench.answers:
         return []
     workload = bench.workload_names()[0]
     heroes = []
     for head in bench.heads:
-        every = workload_summary(bench.rows(head))
+        if head.endswith(WITHOUT_LOOKUP):
+            continue
+        every, bare = (workload_summary(bench.rows(name)) for name in (head, f"{head}{WITHOUT_LOOKUP}"))
+        different = every.different + bare.different
         same, note = f"{every.identical} of {every.prompts}", "answers identical token for token"
-        if every.different:
-            same, note = f"{every.different} differ", f"of {plural(every.prompts, 'answer')}: see below"
+        if different:
+            prompts = plural(every.prompts + bare.prompts, "answer")
+            same, note = f"{different} differ", f"of {prompts}: see below"
         elif every.near_tie:
             others = "the other parts" if every.near_tie == 1 else f"the other {every.near_tie} part"
             note = f"answers identical; {others} at a near-tie of the top two logits"
         first = workload_summary(bench.rows(head, workload))
         label, style = naming.labels[head], naming.styles[head]
         verdict = "faster" if (first.speedup or 0.0) >= _FASTER else "the speed of plain decode"
-        heroes.append(Hero(label, style, first, verdict, same, note, every.different))
+        alone = workload_summary(bench.rows(f"{head}{WITHOUT_LOOKUP}", workload)).speedup
+        heroes.append(Hero(label, style, first, verdict, same, note, different, alone))
     return heroes
 
 
 def headline(heroes: Sequence[Hero]) -> str:
-    """The report in one line."""
-    shown = [hero for hero in heroes if not hero.label.endswith(WITHOUT_LOOKUP)]  # only for comparison
-    speedups = [hero.figures.speedup for hero in shown if hero.figures.speedup is not None]
-    if not speedups:
+    """The report in one line, with one number: the speed-up of the first head, which is this run's."""
+    speedup = heroes[0].figures.speedup if heroes else None
+    if speedup is None:
         return "Plain decode, measured without a draft head"
     same = "but outputs differ" if any(hero.different for hero in heroes) else "same output"
-    if max(speedups) < _FASTER:
-        return f"No faster: {max(speedups):.2f}× plain decode, {same}"
-    return f"{' and '.join(times(speedup) for speedup in speedups)} faster, {same}"
+    if speedup < _FASTER:
+        return f"No faster: {speedup:.2f}× plain decode, {same}"
+    return f"{times(speedup)} faster, {same}"
 
 
 def served_headline(load: LoadResult) -> str:
@@ -158,7 +168,7 @@ def level_table(levels: Sequence[LevelRow], naming: Naming) -> Table:
 
 
 def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
-    """How the gain changes with load, a sentence per head.
+    """How the gain changes with load, by head.
 
     The gain is one of throughput. With many requests in flight, drafting also changes which answers wait for which
     prefills, which shifts time from the first tokens to the later ones.
@@ -166,11 +176,16 @@ def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
     notes = []
     for head in dict.fromkeys(row.engine for row in levels if row.engine != PLAIN and row.ratio is not None):
         rows = [row for row in levels if row.engine == head]
-        note = f"{times(rows[0].ratio)} plain decode's tokens per second with {rows[0].concurrency} in flight"
-        if len(rows) > 1:
-            note += f", {times(rows[-1].ratio)} with {rows[-1].concurrency}"
-        notes.append(f"{naming.labels[head].capitalize()}: {note}.")
-    return " ".join(notes)
+        note = f"{naming.labels[head]} {times(rows[0].ratio)} with {rows[0].concurrency} in flight"
+        notes.append(
+            f"{note}, {times(rows[-1].ratio)} with {rows[-1].concurrency}" if len(rows) > 1 else note
+        )
+    if not notes:
+        return ""
+    return (
+        "Throughput counts the prompts' prefill and the wait for a place, too, which the time per output token at the "
+        f"top doesn't: {'; '.join(notes)}."
+    )
 
 
 def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:

@@ -39,6 +39,7 @@ class TrainingView:
     tiles: list[Tile]
     loss: str  # SVG
     tau: str  # SVG
+    note: str  # why the curves jump, if they do
 
 
 @dataclass(frozen=True)
@@ -139,12 +140,19 @@ def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingV
     if training.head_bytes:
         tiles.append(Tile(human_bytes(training.head_bytes), "on disk"))
     if training.tau:
-        tiles.append(Tile(number(training.tau[-1][1], 2), "held-out τ at the end"))
+        tiles.append(
+            Tile(number(training.tau[-1][1], 2), "τ of drafted chains at the end, on held-out conversations")
+        )
     return TrainingView(
         label,
         tiles,
-        loss=figures.curve_chart(training.loss, "loss", style, smooth=True),
-        tau=figures.curve_chart(training.tau, "held-out τ", style, y_from=1.0),
+        loss=figures.curve_chart(training.loss, "loss", style, smooth=True, restarts=training.restarts),
+        tau=figures.curve_chart(training.tau, "held-out τ", style, y_from=1.0, restarts=training.restarts),
+        note=f"{1 + len(training.restarts)} trainings, each from the head before it: a dashed line is where the next "
+        "began. The learning rate starts over there, and τ is measured on that training's own held-out conversations, "
+        "which may be harder: that is why the curves jump."
+        if training.restarts
+        else "",
     )
 
 

@@ -17,17 +17,24 @@ lexicon       names, places, everyday words          word_lists    reads `words/
 surrogates    invented values: fiction makes names, reserved knows them and what standards set aside
 """
 
-from fledge.data.privacy.audit import Audit, read_audit, write_audit
-from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.filter import PrivacyFilter, Treated, require_privacy_extra
-from fledge.data.privacy.options import (
-    CloudDlp,
-    CustomPattern,
-    DenyList,
-    NerModel,
-    Policy,
-    PrivacyOptions,
-)
+from typing import TYPE_CHECKING
+
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.data.privacy.audit import Audit, read_audit, write_audit
+    from fledge.data.privacy.entities import Finding
+    from fledge.data.privacy.filter import PrivacyFilter, Treated, require_privacy_extra
+    from fledge.data.privacy.options import (
+        CloudDlp,
+        CustomPattern,
+        DenyList,
+        NerModel,
+        Policy,
+        PrivacyOptions,
+    )
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "Audit",

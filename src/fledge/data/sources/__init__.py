@@ -6,10 +6,17 @@ hub   ──► {"messages": [...]}      ─────────► messages
 logs  ──► {"body": {...}}          ─────────► request
 """
 
-from fledge.data.sources.opening import Record, Source, Unusable, open_source
-from fledge.data.sources.options import SourceOptions
-from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
-from fledge.data.sources.terms import Terms, check_terms
+from typing import TYPE_CHECKING
+
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.data.sources.opening import Record, Source, Unusable, open_source
+    from fledge.data.sources.options import SourceOptions
+    from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
+    from fledge.data.sources.terms import Terms, check_terms
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = [
     "SHAPES",

@@ -97,10 +97,12 @@ class Source:
         first = list(islice(self._rows.rows(), _SHAPE_ROWS))
         usable = [row for row in first if not isinstance(row, BadRow)]
         if not usable:
+            if not first:
+                raise DataError(f"source {self.name} is empty; put prompts into it, or remove the source")
             reasons = sorted({row.reason for row in first if isinstance(row, BadRow)})
             raise DataError(
                 f"source {self.name}: none of the first {len(first)} rows can be read "
-                f"({', '.join(reasons) or 'empty'}); check the file's format"
+                f"({', '.join(reasons)}); check the file's format"
             )
         shape = detect_shape(usable, options.field)
         if shape is None:
