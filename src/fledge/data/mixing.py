@@ -31,8 +31,6 @@ from fledge.data.selection.quotas import share_out
 from fledge.data.selection.select import PoolSource, Selected, select_prompts
 from fledge.data.sources import Source, SourceOptions, open_source
 
-_LONGEST_TRAFFIC = 10**6  # words: traffic isn't filtered by length
-
 logger = logging.getLogger("fledge")
 
 # Writes that many of the target's own prompts into a pool folder.
@@ -133,10 +131,12 @@ def read_traffic(
     if not traffic:
         return {}
     relaxed = settings.options.model_copy(
-        update={"min_words": 1, "max_words": _LONGEST_TRAFFIC, "languages": (), "evaluation_files": ()}
+        update={"min_words": 1, "max_words": None, "languages": (), "evaluation_files": ()}
     )
     examiner = Examiner(
-        ExaminerSettings(relaxed, settings.special_tokens, settings.salt, settings.make_treatment)
+        ExaminerSettings(
+            relaxed, settings.special_tokens, settings.salt, settings.make_treatment, settings.template
+        )
     )
     counts: dict[str, NgramCounts] = {}
     for source in traffic:

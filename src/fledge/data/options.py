@@ -17,6 +17,7 @@ Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Progress: TypeAlias = Callable[[float, float, str], None]
 
 _TEMPLATE_ROOM = 256  # tokens before a user's first word: a default system prompt
+_LONGEST_OWN = 300  # words of the target's own prompts, unless the recipe says otherwise
 _OPENING_ROOM = 128  # tokens of a shipped opening, with its words filled in
 
 
@@ -63,8 +64,12 @@ class PromptOptions(BaseModel):
         None,
         description="weight per category, to match traffic; a category left out is not used; null: shipped mix",
     )
-    min_words: int = Field(4, ge=1, description="shorter prompts are rejected")
-    max_words: int = Field(300, ge=1, description="longer prompts are rejected")
+    min_words: int = Field(4, ge=1, description="conversations with fewer words of the user are rejected")
+    max_words: int | None = Field(
+        None,
+        ge=1,
+        description="prompts with a longer turn are rejected; null: 300 for the target's own, no limit for sources",
+    )
     near_repeat: Share = Field(
         0.5, description="share of 8-grams seen before from which on a prompt is a repeat"
     )
@@ -138,6 +143,11 @@ class PromptOptions(BaseModel):
         if openings is not None and not openings:
             raise ValueError("give at least one opening, or null for the shipped list")
         return openings
+
+    @property
+    def own_max_words(self) -> int:
+        """The limit on the target's own prompts."""
+        return _LONGEST_OWN if self.max_words is None else self.max_words
 
     @property
     def writes(self) -> bool:

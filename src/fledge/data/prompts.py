@@ -13,7 +13,7 @@ from fledge.base import storage
 from fledge.base.errors import DataError, TargetError
 from fledge.base.fingerprint import Fingerprint, claim_backend, make_fingerprint
 from fledge.data.filters import Limits, reject_reason
-from fledge.data.gathering import ExaminerSettings, Treatment, examine_in_processes
+from fledge.data.gathering import ExaminerSettings, TemplateFacts, Treatment, examine_in_processes
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
@@ -77,7 +77,9 @@ def make_prompts(
         _check_system_prompts(target)
     fingerprint.claim(output_url)
     special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
-    settings = ExaminerSettings(options, special, fingerprint.digest, make_treatment)
+    settings = ExaminerSettings(
+        options, special, fingerprint.digest, make_treatment, TemplateFacts.of(target)
+    )
     examine = None
     if ray is not None:
         examine = examine_on_ray(settings, ray)
@@ -204,7 +206,7 @@ class Selection:
     def __init__(
         self, target: Target, options: PromptOptions, salt: str, treatment: Treatment | None = None
     ) -> None:
-        self._limits = Limits(options.min_words, options.max_words)
+        self._limits = Limits(options.min_words, options.own_max_words)
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
         self._repeats = RepeatIndex(options.near_repeat)
         self._evaluation = EvaluationIndex(read_evaluation_texts(options.evaluation_files))
