@@ -173,13 +173,12 @@ class Examiner:
         """Treat the texts in the description of tools; None if they must be dropped."""
         if self._treatment is None or not tools:
             return tools
-        texts: list[str] = []
-        described = _map_texts(json.loads(tools), lambda text: texts.append(text) or text)
-        treated = self._treatment.treat(texts, tools)
+        described = json.loads(tools)
+        treated = self._treatment.treat(list(_texts(described)), tools)
         if treated.turns is None:
             return None
         replaced = iter(treated.turns)
-        return json.dumps(_map_texts(described, lambda text: next(replaced)), ensure_ascii=False)
+        return json.dumps(_with_texts(described, replaced), ensure_ascii=False)
 
     def _treated_category(self, category: str) -> str:
         """Treat a row's category, which is free text: one with private data isn't used."""
@@ -221,13 +220,21 @@ def as_served(row: Record, template: TemplateFacts | None) -> Record:
     )
 
 
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with each of its texts changed; keys stay."""
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a JSON value, without the keys."""
     if isinstance(value, str):
-        return change(value)
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(inner)
+
+
+def _with_texts(value: Any, texts: Iterator[str]) -> Any:
+    """The JSON value with these texts instead of its own, in the order of `_texts`."""
+    if isinstance(value, str):
+        return next(texts)
     if isinstance(value, dict):
-        return {key: _map_texts(inner, change) for key, inner in value.items()}
-    return [_map_texts(inner, change) for inner in value] if isinstance(value, list) else value
+        return {key: _with_texts(inner, texts) for key, inner in value.items()}
+    return [_with_texts(inner, texts) for inner in value] if isinstance(value, list) else value
 
 
 # Maps batches to their results, in order.

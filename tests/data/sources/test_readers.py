@@ -29,11 +29,13 @@ RENDERED = {
     "phi": f"<|user|>\n{Q}<|end|>\n<|assistant|>\n{A}<|end|>\n<|user|>\ntwo<|end|>\n<|assistant|>",
     "gpt-oss": f"<|start|>user<|message|>{Q}<|end|><|start|>assistant<|channel|>final<|message|>{A}<|end|>"
     "<|start|>user<|message|>two<|end|><|start|>assistant",
-    "deepseek": f"<｜begin▁of▁sentence｜><｜User｜>{Q}<｜Assistant｜>{A}<｜end▁of▁sentence｜><｜User｜>two<｜Assistant｜>",
+    "deepseek": f"<｜begin▁of▁sentence｜><｜User｜>{Q}<｜Assistant｜>{A}<｜end▁of▁sentence｜><｜User｜>two"
+    "<｜Assistant｜>",
     "oasst": f"<|prompter|>{Q}<|endoftext|><|assistant|>{A}<|endoftext|><|prompter|>two<|endoftext|>",
     "command-r": f"<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>{Q}<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|>"
     f"<|CHATBOT_TOKEN|>{A}<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>two<|END_OF_TURN_TOKEN|>",
-    "vicuna": f"A chat between a curious user and an assistant. USER: {Q} ASSISTANT: {A}</s>USER: two ASSISTANT: {A}</s>",
+    "vicuna": f"A chat between a curious user and an assistant. USER: {Q} ASSISTANT: {A}</s>"
+    f"USER: two ASSISTANT: {A}</s>",
     "openchat": f"<s>GPT4 Correct User: {Q}<|end_of_turn|>GPT4 Correct Assistant: {A}<|end_of_turn|>"
     "GPT4 Correct User: two<|end_of_turn|>GPT4 Correct Assistant:",
     "guanaco": f"### Human: {Q}### Assistant: {A}### Human: two### Assistant: {A}",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 Role = Literal["user", "assistant", "system", "tool"]
 
@@ -151,12 +151,12 @@ def parsed(value: Any) -> Any:
         return value
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether it is a list and no text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def is_texts(value: Any) -> bool:
+def is_texts(value: Any) -> TypeGuard[Sequence[str]]:
     """Whether it is a list of texts that aren't empty."""
     return is_list(value) and len(value) > 0 and all(isinstance(text, str) for text in value)
 

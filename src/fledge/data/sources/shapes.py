@@ -241,11 +241,12 @@ def _from_columns(row: Any, columns: Mapping[str, Any], field: str) -> UserTurns
 
 def _from_tree(node: Mapping[str, Any], columns: Mapping[str, Any]) -> UserTurns | str:
     """The first branch of a tree of messages: {"text": ..., "role": "prompter", "replies": [...]}."""
-    messages = []
-    while isinstance(node, Mapping) and len(messages) < 1000:
-        messages.append({"role": role_of(node) or "", "content": content_of(node)})
-        replies = node.get("replies") or node.get("children")
-        node = replies[0] if is_list(replies) and len(replies) else None  # type: ignore[assignment]
+    messages: list[dict[str, Any]] = []
+    branch: Any = node
+    while isinstance(branch, Mapping):
+        messages.append({"role": role_of(branch) or "", "content": content_of(branch)})
+        replies = branch.get("replies") or branch.get("children")
+        branch = replies[0] if is_list(replies) and len(replies) else None
     return _from_thread(read_thread(messages), columns)
 
 

@@ -12,6 +12,7 @@ goes on in lines that nobody speaks, it depends on the column: `prompt` is then 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 from fledge.data.sources.messages import Role
@@ -57,8 +58,11 @@ _VICUNA = re.compile(
     r"(?:^|\s|(?<=>))(?P<name>(?:GPT4 Correct )?(?:USER|ASSISTANT|User|Assistant)):(?= |$|\n)"
 )
 _BLANK = re.compile(r"\n[ \t]*\n")
-_ASKS = re.compile(r"\?\s*$|^(?:please|write|explain|parse|summari[sz]e|translate|what|how|why|which|convert|extract|find|"
-                   r"give|can|could|is|are|does|do|list|turn|make|rewrite|describe|classify|count|tell)\b", re.IGNORECASE)  # fmt: skip
+_ASKS = re.compile(
+    r"\?\s*$|^(?:please|write|explain|parse|summari[sz]e|translate|what|how|why|which|convert|extract|find|give|can|"
+    r"could|is|are|does|do|list|turn|make|rewrite|describe|classify|count|tell)\b",
+    re.IGNORECASE,
+)
 
 
 class Transcript(NamedTuple):
@@ -131,7 +135,7 @@ def _from_speakers(text: str, is_prompt: bool) -> Transcript | str | None:
         by_line = all("\n" not in one for one in words[:-1]) and not _BLANK.search(
             body[: marks[-1].start()].strip()
         )
-        first, _, rest = words[-1].partition("\n")
+        rest = words[-1].partition("\n")[2]
         if by_line and rest.strip():  # "User: a\nAssistant: b\nWrite a parser of this format."
             return None if _ASKS.search(rest.strip().splitlines()[-1].strip()) else "transcript"
     if is_prompt and preamble and not heading and marks[0].re is not _VICUNA and marks[0]["name"].lower() not in (
@@ -154,7 +158,7 @@ def _speakers(body: str) -> list[re.Match[str]] | None:
         return None
     if roles[0] == "assistant" and body[: marks[0].start()].strip():
         return None
-    return marks if all(a != b for a, b in zip(roles, roles[1:], strict=False)) else None
+    return marks if all(a != b for a, b in pairwise(roles)) else None
 
 
 def _only_answered(body: str, is_prompt: bool) -> Transcript | None:
@@ -166,7 +170,7 @@ def _only_answered(body: str, is_prompt: bool) -> Transcript | None:
 
 
 def _alternates(names: list[str]) -> bool:
-    return len(names) > 1 and all(a != b for a, b in zip(names, names[1:], strict=False))
+    return len(names) > 1 and all(a != b for a, b in pairwise(names))
 
 
 def _speaker(name: str) -> Role:
