@@ -17,12 +17,12 @@ from itertools import islice
 from typing import Any, Protocol
 
 from fledge.data.filters import Limits, first_unfit, has_template_text
-from fledge.data.language import LanguageFilter
+from fledge.data.language import LanguageFilter, uncovered_language
 from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
 from fledge.data.privacy import Audit, Treated, write_audit
 from fledge.data.processes import map_in_processes
-from fledge.data.prompt_store import Prompt, PromptWriter, Reject
+from fledge.data.prompt_store import UNCOVERED, Prompt, PromptWriter, Reject
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.sources import Record, Source, Unusable
 from fledge.data.sources.opening import DEFAULT_CATEGORY
@@ -49,6 +49,7 @@ class ExaminerSettings:
     salt: str
     make_treatment: Callable[[], Treatment] | None = None
     template: TemplateFacts | None = None  # None: it takes everything
+    drops_uncovered: bool = False  # prompts in a language that the privacy filter's rules don't cover
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Examiner:
         self._salt = settings.salt
         self._treatment = settings.make_treatment() if settings.make_treatment is not None else None
         self._template = settings.template
+        self._drops_uncovered = settings.drops_uncovered
         self._category = lru_cache(maxsize=_CATEGORIES)(self._treated_category)
         self._tools = lru_cache(maxsize=_CATEGORIES)(self._treated_tools)
 
@@ -122,7 +124,12 @@ class Examiner:
         tools = self._tools(row.tools)
         if tools is None:
             return Reject(row.row, row.category, "private_tools", "")
+        losses, reason = list(row.losses), None
         if self._treatment is not None:
+            if (language := uncovered_language(row.turns)) is not None:
+                if self._drops_uncovered:
+                    return Reject(row.row, row.category, UNCOVERED, "", language)
+                losses.append(f"uncovered_{language}")
             treated = self._treatment.treat(texts, f"{source}:{row.row}")
             if audit is not None:
                 audit.add(treated)
@@ -133,7 +140,6 @@ class Examiner:
         system = texts[-1] if row.system else None
         treated_results = iter(texts[len(row.turns) :])
         steps = [[(result.name, next(treated_results)) for result in step] for step in row.results]
-        losses, reason = list(row.losses), None
         if (unfit := first_unfit(turns, self._limits, self._special_tokens)) is not None:
             number, why = unfit
             reason = None if number else why

@@ -137,7 +137,11 @@ def read_traffic(
     )
     examiner = Examiner(
         ExaminerSettings(
-            relaxed, settings.special_tokens, settings.salt, settings.make_treatment, settings.template
+            relaxed,
+            settings.special_tokens,
+            settings.salt,
+            settings.make_treatment,
+            settings.template,
         )
     )
     counts: dict[str, NgramCounts] = {}
@@ -192,7 +196,13 @@ def _summary(
             }
         )
     fields = asdict(selected)
+    rejected = by_reason(reject_counts(output_url, *(pool.url for pool in pools)))
+    fields["duplicates"] = {name: rejected[name] for name in selected.duplicates}
     return {
+        "rows": sum(source["rows"] for source in sources),
+        "rejected": dict(rejected),
+        "kept": sum(selected.chosen.values()),
+        "losses": dict(sorted(sum(losses.values(), Counter()).items())),
         "sources": sources,
         "contamination": dict(sorted(contaminated.items())),
         **{key: fields[key] for key in ("pool", "duplicates", "surplus", "distances")},

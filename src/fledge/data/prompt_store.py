@@ -40,6 +40,7 @@ _REJECTS = pa.schema(
         ("detail", pa.string()),
     ]
 )
+UNCOVERED = "uncovered_language"  # by the rules of the privacy filter
 END_NAME = "end.json"
 SELECTION_NAME = "selection.json"
 SELF_LICENCE = "own output of the target"

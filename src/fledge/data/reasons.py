@@ -15,10 +15,12 @@ _OPTIONS = {
     "evaluation": "evaluation_files",
     "near_repeat": "near_duplicate",
     "cut": "max_tokens",
+    "uncovered_language": "privacy.uncovered",
     "later_turn_too_long": "max_prompt_tokens",
     "answer_cut": "max_new_tokens",
 }
 _RESPOND = {"too_long": "max_prompt_tokens"}
+_UNCOVERED = "uncovered_"  # and the language
 _LONGEST = 60  # characters of an option's value
 LOSSES = {
     "system": "lack their system prompt (`system: true` of the source keeps it)",
@@ -48,7 +50,27 @@ def reasons_line(rejected: Mapping[str, int], options: BaseModel) -> str:
 
 def loss_lines(losses: Mapping[str, int]) -> list[str]:
     """What kept prompts lack of what their rows had, a line for each kind."""
-    return [f"{count:,} {LOSSES.get(loss, _later(loss))}" for loss, count in sorted(losses.items())]
+    lines = [
+        f"{count:,} {LOSSES.get(loss, _later(loss))}"
+        for loss, count in sorted(losses.items())
+        if not loss.startswith(_UNCOVERED)
+    ]
+    if uncovered := uncovered_languages(losses):
+        names = ", ".join(f"{name} {count:,}" for name, count in uncovered.items())
+        lines.append(
+            f"{sum(uncovered.values()):,} are in a language whose names the privacy rules don't cover ({names}; "
+            "privacy.uncovered is keep, and a model under privacy.ner can look for them)"
+        )
+    return lines
+
+
+def uncovered_languages(losses: Mapping[str, int]) -> dict[str, int]:
+    """Language -> kept prompts in it whose names the privacy rules don't cover."""
+    return {
+        loss.removeprefix(_UNCOVERED): count
+        for loss, count in sorted(losses.items())
+        if loss.startswith(_UNCOVERED)
+    }
 
 
 def _later(loss: str) -> str:
@@ -61,6 +83,8 @@ def _option(reason: str, options: BaseModel) -> str:
     name = names.get(reason)
     if reason.startswith("private_"):
         return " (privacy)"
+    if name is not None and "." in name:
+        return f" ({name})"
     if name is None or name not in type(options).model_fields:
         return ""
     value = getattr(options, name)

@@ -22,7 +22,7 @@ from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import PrivacyOptions, write_audit
 from fledge.data.privacy.filter import answer_scan
 from fledge.data.prompt_store import Prompt, read_prompts
-from fledge.data.prompts import backend_name, target_parts
+from fledge.data.prompts import backend_name, privacy_parts, target_parts
 from fledge.data.served import AnswerServer, run_served
 from fledge.data.split import on_both_sides
 from fledge.data.turns import encode_plain
@@ -167,7 +167,7 @@ def respond_fingerprint(
         "prompts": storage.sha256(shards.encode()),
     }
     if privacy is not None and privacy.answers:
-        parts["privacy"] = privacy.fingerprint_parts()
+        parts["privacy"] = privacy_parts(privacy)
     return make_fingerprint(parts)
 
 
