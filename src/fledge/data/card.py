@@ -286,7 +286,7 @@ def _numbered(categories: Mapping[str, Any], known: frozenset[str]) -> dict[str,
 
 
 def _public(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts without a recipe's own patterns, which may spell what they look for, and without credentials in URLs."""
+    """The parts without the recipe's patterns, which may spell what they look for, and credentials in URLs."""
     shown = dict(parts)
     if shown.get("privacy.patterns"):
         shown["privacy.patterns"] = [pattern["entity"] for pattern in shown["privacy.patterns"]]
