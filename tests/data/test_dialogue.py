@@ -139,7 +139,7 @@ def test_channels_are_sent_back_as_serving_does() -> None:
     assert as_sent_back("<think>A sum.</think>\n\nFour.") == {"role": "assistant", "content": "Four."}
 
 
-def test_turns_that_are_cut_off_or_too_long_are_counted(target: Target) -> None:
+def test_a_later_turn_that_is_too_long_is_counted(target: Target) -> None:
     outcome, _ = converse(target, prompt([Q, "And why? " * 50]), ["So."], max_prompt_tokens=60)
     assert outcome.reason == "later_turn_too_long"
     assert len(outcome.conversations) == 1

@@ -92,7 +92,7 @@ class DialogueJobs:
             samples[-1].add(self._target, turn_ids, answer)
             step += 1
             if answer.finish_reason != "stop":
-                return "answer_cut" if turn < len(prompt.turns) else None
+                return None  # counted by its finish reason
             called = self._called(prompt, text, logged[turn - 1] if turn <= len(logged) else [])
             if called is None:
                 return "other_call" if turn < len(prompt.turns) else None

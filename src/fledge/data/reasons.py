@@ -17,7 +17,6 @@ _OPTIONS = {
     "cut": "max_tokens",
     "uncovered_language": "privacy.uncovered",
     "later_turn_too_long": "max_prompt_tokens",
-    "answer_cut": "max_new_tokens",
 }
 _RESPOND = {"too_long": "max_prompt_tokens"}
 _UNCOVERED = "uncovered_"  # and the language
