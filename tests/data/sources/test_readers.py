@@ -81,6 +81,10 @@ def test_one_question_with_its_answer(text: str) -> None:
         "Question: why is the sky blue?",
         "Answer as shown.\n\nQ: two and two?\nA: 4\n\nQ: three and three?\nA:",
         "Which is right?\nAnswer: 4\nAnswer: 5",
+        "Question: which is it?\nA: red\nB: green\nC: blue",
+        "Customer: Jane\nModel: X200\nProblem: it won't start",
+        "Query: find books\nProblem: it is slow\nSolution: unknown",
+        "Add the numbers.\n\nInput: 1 2\nOutput: 3\n\nInput: 2 3\nOutput: 5",
         "Explain what `a | b` and <s>this</s> do.",
     ],
 )

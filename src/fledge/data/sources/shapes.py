@@ -20,6 +20,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fledge.data.sources.columns import (
+    choices_of,
+    columns_beside,
+    first_text,
+    get,
+    passage,
+    system_in,
+    tools_in,
+    value_at,
+)
 from fledge.data.sources.messages import (
     Thread,
     ToolResult,
@@ -31,7 +41,6 @@ from fledge.data.sources.messages import (
     parsed,
     read_thread,
     role_of,
-    text_of,
 )
 from fledge.data.sources.transcripts import read_transcript
 
@@ -53,24 +62,12 @@ _BODIES = ("body", "request", "request_body", "requestBody", "payload", "params"
            "proxy_server_request", "inputBodyJson")  # fmt: skip
 _DEPTH = 5  # of wrappers around a request
 _CATEGORIES = ("category", "workload", "task")
-_SYSTEM_COLUMNS = ("system", "system_prompt", "instructions", "system_instruction", "systemInstruction")
 _PASSAGES = ("input", "context", "contexts", "passage", "passages", "document", "documents", "article", "background",
              "paragraph", "knowledge", "evidence")  # fmt: skip
 _CHOICES = ("choices", "options")
 _HISTORIES = ("history", "chat_history", "dialog_history", "conversation_history", "previous_turns")
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios", "attachments")
 _PARENTS = ("parent_id", "parent", "parent_message_id", "reply_to")
-_PASSAGE_TEXTS = (
-    "title",
-    "text",
-    "content",
-    "page_content",
-    "passage",
-    "passage_text",
-    "sentences",
-    "paragraph",
-    "body",
-)
 _TURNS = {"turns": "turns", "alternating": "data"}  # shape -> column
 
 SHAPES = ("sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating")
@@ -101,12 +98,12 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
         return _from_request(row, field)
     if isinstance(row, str):
         return _from_text(row, {}, is_prompt=False)
-    columns = _parent(row, field)
+    columns = columns_beside(row, field)
     if shape in ("sharegpt", "messages"):
-        name = field or next((n for n in _LISTS if is_list(_value(row, n))), "")
-        return _from_thread(read_thread(_value(row, name) if name else row), columns)
+        name = field or next((n for n in _LISTS if is_list(value_at(row, n))), "")
+        return _from_thread(read_thread(value_at(row, name) if name else row), columns)
     if shape in _TURNS:
-        texts = row if is_list(row) else _value(row, field or _TURNS[shape])
+        texts = row if is_list(row) else value_at(row, field or _TURNS[shape])
         if not is_list(texts):
             return "shape"
         return _from_turns(texts if shape == "turns" else texts[::2], columns)
@@ -116,7 +113,7 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
 def _shape_of(row: Any, field: str) -> str | None:
     row = parsed(row)
     if field and isinstance(row, Mapping):
-        value = _value(row, field)
+        value = value_at(row, field)
         if not is_texts(value):
             return _shape_of(value, "")
         # A list of texts under another name may contain answers: the user has to declare its shape.
@@ -128,19 +125,19 @@ def _shape_of(row: Any, field: str) -> str | None:
     if not isinstance(row, Mapping):
         return None
     for name in _LISTS:
-        if is_list(value := _value(row, name)) and (shape := _list_shape(value)):
+        if is_list(value := value_at(row, name)) and (shape := _list_shape(value)):
             return shape
-    if is_list(_value(row, "turns")):
+    if is_list(value_at(row, "turns")):
         return "turns"
     if isinstance(row.get("instruction"), str):
         return "alpaca"
-    if any(isinstance(_value(row, name), Mapping) for name in _BODIES) or is_list(_value(row, "input")):
+    if any(isinstance(value_at(row, name), Mapping) for name in _BODIES) or is_list(value_at(row, "input")):
         return "request"
     if any(isinstance(row.get(name), str) for name in _TEXTS) or _chosen(row) or _is_message(row):
         return "prompt"
     if isinstance(row.get("prompt"), Mapping):
         return "prompt"  # a tree of OASST
-    return "alternating" if is_texts(_value(row, "data")) else None
+    return "alternating" if is_texts(value_at(row, "data")) else None
 
 
 def _list_shape(messages: Sequence[Any]) -> str | None:
@@ -157,20 +154,22 @@ def _from_thread(thread: Thread | str, columns: Mapping[str, Any]) -> UserTurns 
     if isinstance(thread, str):
         return thread
     turns, losses = list(thread.turns), list(thread.losses)
-    if any(_value(columns, name) for name in _MEDIA):
+    if any(value_at(columns, name) for name in _MEDIA):
         first = next((n for n, turn in enumerate(turns) if "<image>" in turn or "<video>" in turn), 0)
         if not first:
             return "no_text"
         turns, losses = turns[:first], [*losses, "media"]
-    system, media = _system(columns)
+    system, media = system_in(columns)
     systems = [system] if system else []
     if media:
         losses.append("system_media")
-    options = _value(columns, "chat_template_kwargs") or _value(columns, "extra_body.chat_template_kwargs")
+    options = value_at(columns, "chat_template_kwargs") or value_at(
+        columns, "extra_body.chat_template_kwargs"
+    )
     options = dict(options) if isinstance(options, Mapping) else {}
-    if isinstance(effort := _get(columns, "reasoning_effort"), str):
+    if isinstance(effort := get(columns, "reasoning_effort"), str):
         options.setdefault("reasoning_effort", effort)  # as servers do
-    tools, others = _tools(columns)
+    tools, others = tools_in(columns)
     if others:
         losses.append("other_tools")
     if columns.get("documents") and "messages" in columns:  # templates render these of a request themselves
@@ -179,7 +178,7 @@ def _from_thread(thread: Thread | str, columns: Mapping[str, Any]) -> UserTurns 
     return UserTurns(
         tuple(turns),
         "\n\n".join([*systems, *thread.systems]) or None,
-        _first(columns, _CATEGORIES),
+        first_text(columns, _CATEGORIES),
         json.dumps(tools, ensure_ascii=False) if tools else "",
         json.dumps(options, sort_keys=True, ensure_ascii=False) if options else "",
         results if any(results) else (),
@@ -205,27 +204,27 @@ def _from_text(text: str, columns: Mapping[str, Any], *, is_prompt: bool) -> Use
 
 def _from_columns(row: Any, columns: Mapping[str, Any], field: str) -> UserTurns | str:
     """A question in one column, and what belongs to it in others: passage, choices, history."""
-    if field in ("", "prompt") and isinstance(tree := _value(row, "prompt"), Mapping):
+    if field in ("", "prompt") and isinstance(tree := value_at(row, "prompt"), Mapping):
         return _from_tree(tree, columns)
     if _is_message(row):
         if role_of(row) != "user":
             return "answer" if role_of(row) == "assistant" else "no_user_turn"
-        if any(_get(row, name) for name in _PARENTS):
+        if any(get(row, name) for name in _PARENTS):
             return "later_turn"  # what was said before it stands in other rows
         field = field or next(name for name in _SPOKEN if isinstance(row.get(name), str))
-    name = field or next((n for n in _TEXTS if isinstance(_get(row, n), str) and row[n].strip()), "")
-    text = _value(row, name) if name else _chosen(row)
+    name = field or next((n for n in _TEXTS if isinstance(get(row, n), str) and row[n].strip()), "")
+    text = value_at(row, name) if name else _chosen(row)
     if is_texts(text) and len(text) == 1:
         text = text[0]
     if not isinstance(text, str):
         return "shape"
-    passages = [p for n in _PASSAGES if n not in (name, field) and (p := _passage(_value(row, n)))]
+    passages = [p for n in _PASSAGES if n not in (name, field) and (p := passage(value_at(row, n)))]
     if name == "instruction":
-        passages = [*(_passage(_get(row, n)) for n in ("question", "query")), *passages]
+        passages = [*(passage(get(row, n)) for n in ("question", "query")), *passages]
     elif name in ("question", "query"):
-        passages.append(_passage(_get(row, "text")))
-    choices = next((c for n in _CHOICES if (c := _choices(_value(row, n)))), "")
-    history = next((h for n in _HISTORIES if (h := _value(row, n))), None)
+        passages.append(passage(get(row, "text")))
+    choices = next((c for n in _CHOICES if (c := choices_of(value_at(row, n)))), "")
+    history = next((h for n in _HISTORIES if (h := value_at(row, n))), None)
     whole = "\n\n".join(filter(None, [text.strip(), *dict.fromkeys(passages), choices]))
     if not text.strip():
         return "no_user_turn"
@@ -251,15 +250,16 @@ def _from_tree(node: Mapping[str, Any], columns: Mapping[str, Any]) -> UserTurns
 
 
 def _from_request(row: Any, field: str) -> UserTurns | str:
-    start = _value(row, field) if field and _value(row, field) is not None else row
-    category = _first(row, _CATEGORIES)
+    start = value_at(row, field) if field and value_at(row, field) is not None else row
+    category = first_text(row, _CATEGORIES)
     found: UserTurns | str = "shape"
     for body in _requests(parsed(start)):
-        columns = body if isinstance(body, Mapping) else _parent(row, field)
+        columns = body if isinstance(body, Mapping) else columns_beside(row, field)
         listed = next(
-            (v for n in ("messages", "contents", "prompt", "input") if is_list(v := _value(columns, n))), None
+            (v for n in ("messages", "contents", "prompt", "input") if is_list(v := value_at(columns, n))),
+            None,
         )
-        text = next((v for n in ("prompt", "input") if isinstance(v := _get(columns, n), str)), None)
+        text = next((v for n in ("prompt", "input") if isinstance(v := get(columns, n), str)), None)
         if is_list(body):
             found = _from_thread(read_thread(body), columns)
         elif is_list(listed) and _list_shape(listed):
@@ -268,7 +268,7 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
             found = _from_text(listed[0], columns, is_prompt=True)
         elif text is not None:
             found = _from_text(text, columns, is_prompt=True)
-        elif _get(columns, "prompt") is not None or listed is not None:
+        elif get(columns, "prompt") is not None or listed is not None:
             found = "no_text"
         else:
             continue
@@ -285,74 +285,14 @@ def _requests(row: Any, depth: int = 0) -> Iterator[Any]:
         return
     if not isinstance(row, Mapping):
         return
-    if is_list(_value(row, "messages")) or is_list(_value(row, "contents")):
+    if is_list(value_at(row, "messages")) or is_list(value_at(row, "contents")):
         yield row
     elif depth < _DEPTH:
         for name in _BODIES:
-            inner = _value(row, name)
+            inner = value_at(row, name)
             if isinstance(inner, Mapping) or (is_list(inner) and len(inner) and has_role(parsed(inner[0]))):
                 yield from _requests({**row, "messages": inner} if is_list(inner) else inner, depth + 1)
     yield row
-
-
-def _tools(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-    """The functions on offer, as OpenAI describes them, and whether there are tools of other kinds."""
-    listed = _value(columns, "tools") or _value(columns, "functions")
-    if not is_list(listed):
-        return [], bool(listed)
-    tools = []
-    for tool in map(parsed, listed):
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            continue
-        schema = function.get("parameters", function.get("input_schema"))
-        described = {key: function[key] for key in ("name", "description") if function.get(key) is not None}
-        tools.append(
-            {
-                "type": "function",
-                "function": described | ({} if schema is None else {"parameters": parsed(schema)}),
-            }
-        )
-    return tools, len(tools) < len(listed)
-
-
-def _system(columns: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """The system prompt in a column, and whether there is one that isn't text."""
-    for name in _SYSTEM_COLUMNS:
-        value = _get(columns, name)
-        if name == "instructions" and not ("input" in columns or "messages" in columns):
-            continue
-        if value and (text := text_of(value)) is None:
-            return None, True
-        if value and text and text.strip():
-            return text.strip(), False
-    return None, False
-
-
-def _passage(value: Any) -> str:
-    """The text of a passage: a text, a list of them, or objects such as {"title": ..., "text": ...}."""
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, Mapping):
-        parts = [value[key] for key in _PASSAGE_TEXTS if key in value]
-        rows = zip(*parts, strict=False) if len(parts) > 1 and all(map(is_list, parts)) else [parts]
-        return "\n\n".join(filter(None, ("\n".join(filter(None, map(_passage, row))) for row in rows)))
-    if is_list(value):
-        joint = " " if is_texts(value) and all(len(text) < 400 for text in value) else "\n\n"
-        return joint.join(filter(None, map(_passage, value)))
-    return ""
-
-
-def _choices(value: Any) -> str:
-    """The choices of a question, a line each."""
-    if isinstance(value, Mapping) and is_texts(value.get("text")):
-        labels = value.get("label")
-        pairs = list(zip(labels if is_list(labels) else "ABCDEFGHIJ", value["text"], strict=False))
-    elif isinstance(value, Mapping):
-        pairs = [(key, text) for key, text in value.items() if isinstance(text, str)]
-    else:
-        pairs = list(zip("ABCDEFGHIJ", value if is_texts(value) else (), strict=False))
-    return "\n".join(f"{label}. {text}" for label, text in pairs)
 
 
 def _is_message(row: Any) -> bool:
@@ -362,40 +302,7 @@ def _is_message(row: Any) -> bool:
     return any(isinstance(row.get(name), str) for name in _SPOKEN)
 
 
-def _first(row: Any, names: Sequence[str]) -> str | None:
-    """The first of these columns that contains text."""
-    for name in names:
-        value = _get(row, name)
-        if isinstance(value, str) and value.strip():
-            return value.strip()
-    return None
-
-
-def _get(row: Any, name: str) -> Any:
-    return row.get(name) if isinstance(row, Mapping) else None
-
-
-def _value(row: Any, path: str) -> Any:
-    """The value of a column, or at a path such as `request.body.messages`; JSON text is parsed on the way."""
-    if isinstance(row, Mapping) and path in row:
-        return parsed(row[path])
-    value = row
-    for part in path.split(".") if "." in path else ():
-        value = parsed(value)
-        if is_list(value) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            value = _get(value, part)
-    return None if value is row else parsed(value)
-
-
-def _parent(row: Any, path: str) -> Mapping[str, Any]:
-    """The columns beside a field: of the object that it is in."""
-    parent = _value(row, path.rpartition(".")[0]) if "." in path and path not in row else row
-    return parent if isinstance(parent, Mapping) else row if isinstance(row, Mapping) else {}
-
-
 def _chosen(row: Any) -> str | None:
     """The column `chosen` if it is a transcript; otherwise it is an answer."""
-    value = _get(row, "chosen")
+    value = get(row, "chosen")
     return value if isinstance(value, str) and read_transcript(value, is_prompt=False) is not None else None

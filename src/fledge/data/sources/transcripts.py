@@ -42,11 +42,11 @@ _ENDS = re.compile(
     re.IGNORECASE,
 )
 _USER_NAMES = (
-    "Human|User|Question|Q|Instruction|Prompter|Customer|Problem|Query"
+    "Human|User|Question|Q|Instruction|Prompter|Problem|Query"
     "|Frage|Benutzer|Nutzer|Utilisateur|Usuario|Usuário|Pregunta|Pergunta|用户|人类|问题|问"
 )
 _OTHER_NAMES = (
-    "Assistant|AI|Bot|Chatbot|Answer|A|Response|GPT|ChatGPT|Output|Model|Solution|Completion"
+    "Assistant|AI|Bot|Chatbot|Answer|A|Response|GPT|ChatGPT|Output|Solution|Completion"
     "|Antwort|Assistent|Réponse|Asistente|Respuesta|Assistente|Resposta|助手|回答|答"
 )
 _NAMES = rf"{_USER_NAMES}|{_OTHER_NAMES}|System|Input|Context"
@@ -57,6 +57,8 @@ _SPEAKER = re.compile(
 _VICUNA = re.compile(
     r"(?:^|\s|(?<=>))(?P<name>(?:GPT4 Correct )?(?:USER|ASSISTANT|User|Assistant)):(?= |$|\n)"
 )
+_CHOICE = re.compile(r"^\s*B\s*[:：]", re.MULTILINE)  # then `A:` is a choice, too
+_TALKERS = ("assistant", "ai", "bot", "chatbot", "gpt", "chatgpt")  # who may speak first
 _BLANK = re.compile(r"\n[ \t]*\n")
 _ASKS = re.compile(
     r"\?\s*$|^(?:please|write|explain|parse|summari[sz]e|translate|what|how|why|which|convert|extract|find|give|can|"
@@ -150,20 +152,30 @@ def _from_speakers(text: str, is_prompt: bool) -> Transcript | str | None:
 
 def _speakers(body: str) -> list[re.Match[str]] | None:
     """The marks of speakers who take turns; None if they don't."""
-    marks = list(_SPEAKER.finditer(body))
+    marks = _marks(body)
     roles = [_speaker(mark["name"]) for mark in marks if _speaker(mark["name"]) not in ("system", "tool")]
     if not body.lstrip().startswith(("#", "Human", "User", "Assistant")) and len(roles) < 2:
         return None
     if not roles or roles == ["user"]:
         return None
-    if roles[0] == "assistant" and body[: marks[0].start()].strip():
+    if roles[0] == "assistant" and (
+        body[: marks[0].start()].strip() or marks[0]["name"].lower() not in _TALKERS
+    ):
         return None
+    names = {mark["name"].lower() for mark in marks if _speaker(mark["name"]) in ("user", "assistant")}
+    if len(names) > 2:
+        return None  # fields of a form, such as a problem, a query and a solution
     return marks if all(a != b for a, b in pairwise(roles)) else None
+
+
+def _marks(body: str) -> list[re.Match[str]]:
+    choices = _CHOICE.search(body) is not None
+    return [m for m in _SPEAKER.finditer(body) if not (choices and m["name"].upper() == "A")]
 
 
 def _only_answered(body: str, is_prompt: bool) -> Transcript | None:
     """A text whose end is marked as the answer, its beginning unmarked: "How many? Answer: 3"."""
-    marks = [mark for mark in _SPEAKER.finditer(body) if _speaker(mark["name"]) == "assistant"]
+    marks = [mark for mark in _marks(body) if _speaker(mark["name"]) == "assistant"]
     if is_prompt or len(marks) != 1 or not body[: marks[0].start()].strip():
         return None
     return Transcript([body[: marks[0].start()].strip()], None)
