@@ -154,3 +154,31 @@ def test_a_server_that_names_no_model_says_why(status: int, body: str, problem: 
 
     with pytest.raises(ServerError, match=problem):
         asyncio.run(ask())
+
+
+def test_a_server_is_sent_what_the_workload_has_besides_its_turns() -> None:
+    bodies = []
+
+    async def chat(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        call = {"function": {"name": "look_up", "arguments": "{}"}}
+        lines = [json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]}), "[DONE]"]
+        text = "".join(f"data: {line}\n\n" for line in lines)
+        return web.Response(text=text, content_type="text/event-stream")
+
+    async def ask() -> Driven:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", chat)
+        async with TestServer(app) as server, open_session() as session:
+            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
+            prompt = Prompt(
+                "q", "chat", ("one", "two"), "Be short.", json.dumps(["tool"]), '{"think": false}'
+            )
+            return await drive(session, call, closed_loop([prompt], 1), 1)
+
+    driven = asyncio.run(ask())
+    assert [record.ok for record in driven.records] == [True, True]
+    for body in bodies:
+        assert (body["tools"], body["chat_template_kwargs"]) == (["tool"], {"think": False})
+        assert body["messages"][0] == {"role": "system", "content": "Be short."}
+    assert [m["role"] for m in bodies[1]["messages"]] == ["system", "user", "assistant", "user"]

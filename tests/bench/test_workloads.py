@@ -124,3 +124,29 @@ def test_generated_sets_of_other_sizes_stay_apart() -> None:
 def test_nothing_to_measure_on_is_refused() -> None:
     with pytest.raises(DataError, match="nothing to measure"):
         load_workloads(BenchOptions(own_prompts=0))
+
+
+def test_traffic_keeps_its_system_prompt_tools_and_options(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+    asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Where is it?"}]
+    rows = [
+        {"turns": ["Where is it?"], "system": "Be short."},
+        {"messages": asked},
+        {"body": {"messages": asked, "tools": tools, "chat_template_kwargs": {"enable_thinking": False}}},
+        {
+            "conversations": [
+                {"from": "system", "value": "Be short."},
+                {"from": "human", "value": "Where is it?"},
+            ]
+        },
+    ]
+    prompts = read_workload(write_lines(tmp_path / "traffic.jsonl", list(map(json.dumps, rows)))).prompts
+    assert [prompt.messages for prompt in prompts] == [asked] * 4
+    assert [prompt.extras for prompt in prompts] == [
+        {},
+        {},
+        {"tools": tools, "chat_template_kwargs": {"enable_thinking": False}},
+        {},
+    ]
+    with pytest.raises(DataError, match=r"line 1: there is no turn of a user \(answer\)"):
+        read_workload(write_lines(tmp_path / "b.jsonl", ['{"text": "It is here.", "role": "assistant"}']))

@@ -293,7 +293,10 @@ def test_killed_at_any_write_and_started_again_the_files_are_the_same(
 def test_rows_nothing_can_be_made_of_are_one_clear_error(target: Target, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"prompt": "Hi"}, {"prompt": ["x"]}])
     chosen = PromptOptions(sources=({"path": path, "licence": "own", "shape": "prompt"},))
-    with pytest.raises(DataError, match=r"no row of the sources is usable \(.*shape 1.*\); correct"):
+    with pytest.raises(
+        DataError,
+        match=r"no row of the sources is usable: 1 shape, 1 too_short \(prompts\.min_words is 4\); correct",
+    ):
         make_prompts(target, None, chosen, str(tmp_path / "out"))
 
 

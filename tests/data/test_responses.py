@@ -203,8 +203,9 @@ def test_prompts_that_are_too_long_are_skipped_and_counted(
 
 def test_an_engine_too_small_is_refused_before_any_work(target: Target, prompts: str, tmp_path: Path) -> None:
     engine = Engine(target, max_batch=2, max_context=256, kv_tokens=1024)
+    options = OPTIONS.model_copy(update={"max_prompt_tokens": 1024})
     with pytest.raises(DataError, match="1088 tokens of context, but the engine has 256; lower"):
-        respond(target, engine, prompts, OPTIONS, str(tmp_path))
+        respond(target, engine, prompts, options, str(tmp_path))
     assert files_of(tmp_path) == {}
 
 

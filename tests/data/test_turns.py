@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fledge.data.turns import keeps_history, next_turn_ids, next_user_start
+from fledge.data.turns import continuation, next_turn_ids, next_user_start
 from fledge.target import Target
 from tests.tiny import CHATML, LLAMA3, TinyShape, save_tiny_target
 
@@ -44,7 +44,7 @@ def test_a_second_turn_renders_as_the_template_would(tmp_path: Path, template: s
         {"role": "user", "content": "And red?"},
     ]
     assert ids == target.chat.prompt_ids(history)
-    assert keeps_history(target, history, ids)
+    assert continuation(target, [*first, *answer, end], target.chat.prompt_ids(history)) == between
 
 
 def test_a_template_that_rewrites_history_has_no_second_turn(tmp_path: Path) -> None:
@@ -60,6 +60,7 @@ def test_an_answer_that_a_template_would_trim_is_noticed(tmp_path: Path) -> None
     end = target.tokenizer.convert_tokens_to_ids("<|im_end|>")
     for text, kept in (("It scatters.", True), ("It scatters. \n", False)):
         answer = target.tokenizer.encode(text, add_special_tokens=False)
-        ids = [*target.chat.prompt_ids(USER), *answer, end, *between]
+        before = [*target.chat.prompt_ids(USER), *answer, end]
         history = [*USER, {"role": "assistant", "content": text}, {"role": "user", "content": "And red?"}]
-        assert keeps_history(target, history, ids) is kept
+        after = continuation(target, before, target.chat.prompt_ids(history))
+        assert after == (between if kept else None)

@@ -294,7 +294,10 @@ def test_rows_that_were_not_needed_are_not_told_as_rejected(tmp_path: Path, smal
     run = Run(load_recipe(str(small_recipe), settings), str(tmp_path / "run"))
     run_stage(run, "prompts")
     (record,) = finished_records(run)
-    assert record.line == "3 prompts kept, 1 attempt rejected, 2 fit but not needed"
+    assert (
+        record.line
+        == "3 prompts kept, 1 attempt rejected: 1 too_short (prompts.min_words is 4), 2 fit but not needed"
+    )
 
 
 def test_a_name_masked_in_a_source_is_noticed_wherever_it_stands(tmp_path: Path, small_recipe: Path) -> None:

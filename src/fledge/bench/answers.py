@@ -65,7 +65,7 @@ def measure_answers(
                 done += skipped
                 break
             done += 1
-            ids = target.chat.prompt_ids(prompt.messages)
+            ids = prompt.token_ids(target)
             if len(ids) + options.max_tokens > target.config.max_position_embeddings:
                 results.notes.append(
                     f"{workload.name} {prompt.question_id}: too long for the target, left out"
@@ -189,7 +189,7 @@ def _warm_up(
     target: Target, engines: Mapping[str, Engine], workloads: Sequence[Workload], options: BenchOptions
 ) -> None:
     for prompt in [prompt for workload in workloads for prompt in workload.prompts][: options.warmup]:
-        ids = target.chat.prompt_ids(prompt.messages)
+        ids = prompt.token_ids(target)
         if len(ids) + options.max_tokens <= target.config.max_position_embeddings:
             _answers(engines, [list(engines)], ids, options, Draw(options.temperature, 0))
 

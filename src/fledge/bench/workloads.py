@@ -7,10 +7,12 @@
     dataset:NAME,split=test,count=40             a Hugging Face data set
     FILE.jsonl                                   one JSON object per line, as in the public EAGLE evaluation:
 
-    {"question_id": "chat-01", "category": "chat", "turns": ["Hi! ...", "And then?"]}
+    {"question_id": "chat-01", "category": "chat", "turns": ["Hi! ...", "And then?"], "system": "Be brief."}
+    {"messages": [{"role": "system", ...}, {"role": "user", ...}], "tools": [...]}      or another shape of sources
 
-Other fields of a line (such as `reference`) are ignored. All own texts were written for this project. A long-context
-prompt is a folder of notes (the texts of `summarisation`) with a question about one of them, at any position.
+System prompts, tools and `chat_template_kwargs` are kept; answers and other fields (such as `reference`) are ignored.
+All own texts were written for this project. A long-context prompt is a folder of notes (the texts of `summarisation`)
+with a question about one of them, at any position.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import json
 import posixpath
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import count, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -32,9 +34,9 @@ from fledge.base.disk import neighbours
 from fledge.base.errors import DataError, did_you_mean
 from fledge.base.storage import exists, read_bytes
 from fledge.bench.options import BenchOptions
-from fledge.data.sources import Record
-from fledge.data.sources.opening import open_source
-from fledge.data.sources.options import SourceOptions
+from fledge.data.sources import Record, SourceOptions, detect_shape, open_source, user_turns
+from fledge.data.sources.opening import DEFAULT_CATEGORY
+from fledge.data.sources.shapes import UserTurns
 from fledge.target import Target
 
 OWN_WORKLOAD = "mixed"
@@ -70,11 +72,40 @@ class Prompt:
     question_id: str
     category: str
     turns: tuple[str, ...]
+    system: str | None = None
+    tools: str = ""  # JSON: functions on offer
+    template_options: str = ""  # JSON: `chat_template_kwargs`
+
+    @classmethod
+    def of(cls, question_id: str, category: str, found: UserTurns | Record) -> Prompt:
+        """A conversation of a source; it ends before a tool's result, which only its own log's call leads to."""
+        turns = found.turns
+        if (first := next((number for number, step in enumerate(found.results) if step), None)) is not None:
+            turns = turns[: first + 1]
+        return cls(question_id, category, turns, found.system, found.tools, found.template_options)
+
+    @property
+    def opening(self) -> list[dict[str, str]]:
+        """The messages before the first turn."""
+        return [{"role": "system", "content": self.system}] if self.system else []
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The first turn as chat messages."""
-        return [{"role": "user", "content": self.turns[0]}]
+        """The conversation up to its first turn, as chat messages."""
+        return [*self.opening, {"role": "user", "content": self.turns[0]}]
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Further fields of a chat request."""
+        fields = {"tools": self.tools, "chat_template_kwargs": self.template_options}
+        return {name: json.loads(value) for name, value in fields.items() if value}
+
+    def token_ids(self, target: Target) -> list[int]:
+        """The target's input ids, as a server renders them."""
+        extras = self.extras
+        return target.chat.prompt_ids(
+            self.messages, options=extras.get("chat_template_kwargs"), tools=extras.get("tools", ())
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +117,7 @@ class Workload:
 
     def token_ids(self, target: Target) -> list[list[int]]:
         """The target's input ids for each prompt."""
-        return [target.chat.prompt_ids(prompt.messages) for prompt in self.prompts]
+        return [prompt.token_ids(target) for prompt in self.prompts]
 
     def limited(self, limit: int | None) -> Workload:
         """At most `limit` prompts, spread evenly over the categories, in the file's order."""
@@ -194,12 +225,12 @@ def hub_workload(text: str) -> Workload:
         )
     # Measurement prompts are never trained on, so no training terms apply.
     options = SourceOptions.model_validate(
-        {"kind": "dataset", "path": path, "training_allowed": True, **values}
+        {"kind": "dataset", "path": path, "training_allowed": True, "system": True, **values}
     )
     source = open_source(options)
     records = (record for record in source.records() if isinstance(record, Record))
     prompts = tuple(
-        Prompt(str(record.row), record.category, record.turns) for record in islice(records, int(count))
+        Prompt.of(str(record.row), record.category, record) for record in islice(records, int(count))
     )
     if not prompts:
         raise DataError(f"no row of {path} has a user turn; name the column with field=")
@@ -229,6 +260,9 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
     for number, line in enumerate(text.split("\n"), start=1):  # not at U+2028, which JSON allows
         if not line.strip():
             continue
+        if (other := _of_another_shape(line, f"{source}, line {number}")) is not None:
+            prompts.append(Prompt.of(str(number), other.category or DEFAULT_CATEGORY, other))
+            continue
         try:
             parsed = _Line.model_validate_json(line)
         except ValidationError as error:
@@ -239,8 +273,27 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
                 '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
             ) from error
         question_id = number if parsed.question_id is None else parsed.question_id
-        prompts.append(Prompt(str(question_id), parsed.category, parsed.turns))
+        found = user_turns(json.loads(line), "turns")
+        context = Prompt("", "", ()) if isinstance(found, str) else Prompt.of("", "", found)
+        prompts.append(
+            replace(context, question_id=str(question_id), category=parsed.category, turns=parsed.turns)
+        )
     return prompts
+
+
+def _of_another_shape(line: str, place: str) -> UserTurns | None:
+    """A line in a shape of sources; None for one with a list of texts as `turns`, and for what has no shape."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    shape = detect_shape([row]) if isinstance(row, dict) else None
+    if shape is None or shape == "turns":
+        return None
+    found = user_turns(row, shape)
+    if isinstance(found, str):
+        raise DataError(f"{place}: there is no turn of a user ({found}); correct or remove it")
+    return found
 
 
 class _Line(BaseModel):

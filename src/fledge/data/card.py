@@ -7,9 +7,9 @@ data-card.json   the same figures
 from __future__ import annotations
 
 import platform
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from fledge import __version__
@@ -18,17 +18,32 @@ from fledge.base.errors import DataError
 from fledge.base.fingerprint import Fingerprint
 from fledge.base.storage import Manifest, join
 from fledge.data.conversations import conversation_rejects, conversation_statistics, read_conversations
+from fledge.data.language import COVERED
+from fledge.data.openings import DEFAULT_OPENINGS
 from fledge.data.privacy import read_audit
 from fledge.data.prompt_store import (
     pool_urls,
     prompt_summary,
     read_prompts,
     read_selection,
+    reject_counts,
     traffic_url,
 )
+from fledge.data.prompts import RULE_PACKAGES, package_versions
+from fledge.data.reasons import loss_lines, uncovered_languages
+from fledge.data.sources.opening import DEFAULT_CATEGORY
 
 CARD_NAME = "data-card"
-_PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "rensa", "py3langid", "datasets", "ray")
+_PACKAGES = ("torch", "transformers", "tokenizers", "pyarrow", "rensa", "datasets", "ray", *RULE_PACKAGES)
+# Of values in texts that the rules have never seen, how many are found: docs/privacy.md has the same figures.
+_RECALL = {"identifiers and secrets": "0.945 to 0.972", "names and places": "0.896 to 0.910"}
+_RECALL_SOURCE = "made-up texts in five languages, 2026-11-22 (docs/lab/privacy.md, fifth corpus)"
+_NOT_SCANNED = (
+    "personal data in base64, images, archives and other encodings",
+    "names of fields in the descriptions of tools",
+    "rare names without a title, a greeting or a verb around them, nicknames, and indirect identification",
+)
+_OF_ROWS = "named by rows"  # categories that stand neither in the recipe nor in the shipped lists
 _EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -53,12 +68,16 @@ def make_card(
     ):  # otherwise they would count as written by the target
         raise DataError(f"the prompts in {prompts_url} aren't finished; run `fledge prompts` again to resume")
     summary = prompt_summary(prompts_url)
+    parts = _made_from(prompts_url)
+    known = _known_categories(parts)
     words = Counter(_bin(len(" ".join(p.turns).split())) for p in read_prompts(prompts_url))
     turns = Counter(len(prompt.turns) for prompt in read_prompts(prompts_url))
     origins = Counter((prompt.source, prompt.licence) for prompt in read_prompts(prompts_url))
     card: dict[str, Any] = {
         "format": 1,
-        "sources": selection.get("sources")
+        "sources": [
+            {**source, "path": without_credentials(source["path"])} for source in selection.get("sources", ())
+        ]
         or [_own_source(summary.attempts, summary.rejected, summary.prompts)],
         "records_by_source_and_licence": [
             {"source": source, "licence": licence, "prompts": count}
@@ -66,21 +85,25 @@ def make_card(
         ],
         "prompts": {
             "rows_read": summary.attempts,
+            "lacking": summary.losses,
             "rejected": summary.rejected,
             "not_needed": selection.get("surplus", 0),
             "kept": summary.prompts,
-            "categories": summary.categories,
+            "categories": _shown(summary.categories, known),
             "words": _ordered(words),
             "user_turns": {str(n): count for n, count in sorted(turns.items())},
         },
-        "duplicates": selection.get(
-            "duplicates", {n: summary.rejected.get(n, 0) for n in ("repeat", "near_repeat")}
-        ),
-        "contamination": selection.get("contamination", {"all files": summary.rejected.get("evaluation", 0)}),
-        "distance_to_traffic": selection.get("distances", {}),
+        "duplicates": {n: summary.rejected.get(n, 0) for n in ("repeat", "continued", "near_repeat")},
+        "contamination": _contamination(prompts_url),
+        "distance_to_traffic": _numbered(selection.get("distances", {}), known),
         "privacy": dict(privacy or {}),
-        "made_from": {"prompts": _made_from(prompts_url)}
-        | ({"respond": _made_from(conversations_url)} if conversations_url else {}),
+        "languages": {
+            "kept": parts.get("prompts.languages") or ["all"],
+            "names_not_covered": uncovered_languages(summary.losses),
+        },
+        "personal_data": _personal_data(parts, _made_from(conversations_url) if conversations_url else None),
+        "made_from": {"prompts": _public(parts)}
+        | ({"respond": _public(_made_from(conversations_url))} if conversations_url else {}),
         "versions": _versions(),
     }
     if conversations_url is not None and Manifest.load(conversations_url).records:
@@ -111,6 +134,7 @@ def render_card(card: Mapping[str, Any]) -> str:
     """The card as Markdown."""
     prompts = card["prompts"]
     parts = ["# Data card\n", "What this head was, or will be, trained on. It contains no record's text.\n"]
+    parts += _render_personal_data(card)
     parts.append("## Sources and terms\n")
     keys = ("name", "kind", "shape", "licence", "terms_declared_by", "rows", "fit", "chosen")
     rows = [[source[key] for key in keys] for source in card["sources"]]
@@ -121,6 +145,7 @@ def render_card(card: Mapping[str, Any]) -> str:
     steps += [[f"rejected: {reason}", count] for reason, count in prompts["rejected"].items()]
     steps += [["fit, but not needed", prompts["not_needed"]], ["kept", prompts["kept"]]]
     parts.append(_table(["step", "prompts"], steps))
+    parts += [f"- {line}\n" for line in loss_lines(prompts["lacking"])]
     parts.append(_counts("workload", prompts["categories"]))
     parts.append(_counts("words", prompts["words"]))
     parts.append(_counts("user turns", prompts["user_turns"]))
@@ -191,6 +216,91 @@ def _own_source(rows: int, rejected: Mapping[str, int], kept: int) -> dict[str, 
     }
 
 
+def _contamination(prompts_url: str) -> dict[str, int]:
+    """Evaluation file -> prompts removed for it."""
+    rejects = reject_counts(prompts_url, *pool_urls(prompts_url))
+    return dict(sorted((file, n) for (reason, file), n in rejects.items() if reason == "evaluation"))
+
+
+def _personal_data(prompts: Mapping[str, Any], respond: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Whether texts were searched for personal data, what was left out, and how much of it is found."""
+    on = "privacy.policy" in prompts
+    answers_on = respond is not None and "privacy.policy" in respond
+    not_scanned = [*_NOT_SCANNED] if on else ["prompts, system prompts and tools"]
+    if respond is not None and not answers_on:
+        not_scanned.append("the target's answers")
+    if answers_on and prompts.get("privacy.answer_entities") is None:
+        not_scanned.append("names, places and organisations in the target's answers")
+    if on:
+        not_scanned.append(f"names and places in languages other than {', '.join(COVERED)}")
+    return {
+        "filter": "on" if on else "off",
+        "filter_of_answers": ("on" if answers_on else "off") if respond is not None else None,
+        "not_scanned": not_scanned,
+        "expected_recall": {**_RECALL, "source": _RECALL_SOURCE} if on else {},
+    }
+
+
+def _render_personal_data(card: Mapping[str, Any]) -> list[str]:
+    facts, languages = card["personal_data"], card["languages"]
+    parts = ["## Personal data\n"]
+    if facts["filter"] == "off":
+        parts.append("**THE PRIVACY FILTER WAS OFF. PROMPTS WERE NOT SEARCHED FOR PERSONAL DATA.**\n")
+    if facts["filter_of_answers"] == "off":
+        parts.append(
+            "**THE PRIVACY FILTER OF ANSWERS WAS OFF. ANSWERS WERE NOT SEARCHED FOR PERSONAL DATA.**\n"
+        )
+    parts.append("Not searched for personal data:\n")
+    parts += [f"- {what}\n" for what in facts["not_scanned"]]
+    if facts["expected_recall"]:
+        parts.append("\nOf the values in a text, expect to be found:\n")
+        parts.append(_counts("", facts["expected_recall"]))
+    parts.append(
+        f"\nLanguages kept: {', '.join(languages['kept'])}. Prompts in a language that the rules don't cover:\n"
+    )
+    parts.append(_counts("language", languages["names_not_covered"]))
+    return parts
+
+
+def _known_categories(parts: Mapping[str, Any]) -> frozenset[str]:
+    """Categories that stand in the recipe or in the shipped lists; others are free text of rows."""
+    listed = [*(parts.get("prompts.sources") or ()), *(parts.get("prompts.traffic") or ())]
+    openings = parts.get("prompts.openings")
+    listed += (
+        openings if isinstance(openings, list) else [opening.model_dump() for opening in DEFAULT_OPENINGS]
+    )
+    return frozenset({DEFAULT_CATEGORY, *(str(one["category"]) for one in listed if one.get("category"))})
+
+
+def _shown(categories: Mapping[str, int], known: frozenset[str]) -> dict[str, int]:
+    """Counts of the known categories, and of all others together: their names are texts of rows."""
+    shown = {name: count for name, count in categories.items() if name in known}
+    others = {name: count for name, count in categories.items() if name not in known}
+    return shown | ({f"{len(others)} {_OF_ROWS}": sum(others.values())} if others else {})
+
+
+def _numbered(categories: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Figures by category; numbers instead of names that are texts of rows."""
+    names = [name if name in known else f"{_OF_ROWS}, {number}" for number, name in enumerate(categories, 1)]
+    return dict(zip(names, categories.values(), strict=True))
+
+
+def _public(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts without the recipe's patterns, which may spell what they look for, and credentials in URLs."""
+    shown = dict(parts)
+    if shown.get("privacy.patterns"):
+        shown["privacy.patterns"] = [pattern["entity"] for pattern in shown["privacy.patterns"]]
+    for name in ("prompts.sources", "prompts.traffic"):
+        if shown.get(name):
+            shown[name] = [{**source, "path": without_credentials(source["path"])} for source in shown[name]]
+    return shown
+
+
+def without_credentials(url: str) -> str:
+    """A URL without user, password and query, which may hold a signature."""
+    return re.sub(r"(?<=://)[^/@]*@|\?.*", "", url) if "://" in url else url
+
+
 def _made_from(url: str) -> dict[str, Any]:
     """The parts of a stage's fingerprint: its options with seeds, the target's revision, checksums of inputs."""
     fingerprint = Fingerprint.load(url)
@@ -200,13 +310,7 @@ def _made_from(url: str) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"fledge": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    return {"fledge": __version__, "python": platform.python_version()} | package_versions(_PACKAGES)
 
 
 def _bin(count: int) -> str:

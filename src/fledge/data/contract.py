@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fledge.base.errors import TargetError
 from fledge.data.conversations import Conversation
-from fledge.data.dialogue import DialogueJobs
+from fledge.data.dialogue import REFUSED, DialogueJobs
 from fledge.data.options import RespondOptions
 from fledge.data.prompt_store import Prompt
 from fledge.data.reasoning import as_sent_back
@@ -114,13 +114,14 @@ def check_shape(target: Target, shape: Shape) -> Checked:
             if problem is not None:
                 return Checked(shape.name, "different", f"turn {turn + 1}: {problem}")
             answer = _answer(target, shape.answers[turn], request.prompt_ids)
-            messages.append({"role": "assistant", "content": as_sent_back(shape.answers[turn])})
+            messages.append(dict(as_sent_back(shape.answers[turn])))
             turn += 1
             request = job.send(answer)
     except StopIteration as stop:
         samples = stop.value.conversations
-    except TargetError as error:
-        return Checked(shape.name, "refused", str(error))
+        if stop.value.reason == REFUSED:
+            asked = {"role": "user", "content": shape.questions[turn]}
+            return Checked(shape.name, "refused", _refusal(target, [*messages, asked]))
     if turn < len(shape.questions):
         return Checked(shape.name, "different", f"training stops after turn {turn}", samples)
     if (problem := _mask_problem(target, shape, samples)) is not None:
@@ -145,6 +146,15 @@ def check_tools(target: Target) -> Checked:
         return Checked(name, "refused", str(error))
     problem = _difference(target, ours, serving_ids(target, messages))
     return Checked(name, "different", problem) if problem else Checked(name, "same")
+
+
+def _refusal(target: Target, messages: Sequence[dict[str, Any]]) -> str:
+    """What the template says about messages that it refuses."""
+    try:
+        target.chat.prompt_ids(messages)
+    except TargetError as error:
+        return str(error)
+    return ""
 
 
 def serving_ids(target: Target, messages: Sequence[dict[str, Any]]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
+from fledge.base.errors import TargetError
 from fledge.data.conversations import Answered, Conversation
 from fledge.data.filters import Limits, reject_reason
 from fledge.data.generation import AnswerFailed, Generation, Job
@@ -18,11 +19,13 @@ from fledge.data.reasoning import as_sent_back, reasoning_length
 from fledge.data.seeds import derive_seed, pick, unit_interval
 from fledge.data.split import split_of
 from fledge.data.synthesis import special_token_ids
-from fledge.data.turns import decode_all, keeps_history, next_turn_ids, next_user_start
+from fledge.data.tool_use import calls_in, with_results
+from fledge.data.turns import continuation, decode_all, next_user_start
 from fledge.engine import Completion, SamplingParams
 from fledge.target import Target
 from fledge.target.chat import Message
 
+REFUSED = "refused_by_template"
 _USER_LIMITS = Limits(min_words=2)  # "Why not?" is a fine second turn
 
 
@@ -32,15 +35,23 @@ AnswerScan = Callable[[str], Treated]  # the privacy filter's result for a text 
 class DialogueJobs:
     """Makes the job that turns a prompt into conversations. All randomness depends on the prompt's id alone."""
 
-    def __init__(self, target: Target, options: RespondOptions, scan: AnswerScan | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        options: RespondOptions,
+        scan: AnswerScan | None = None,
+        vocabulary: int | None = None,
+    ) -> None:
+        """`vocabulary`: tokens that the model has; a prompt with others is rejected. None: not checked."""
         self._target = target
+        self._vocabulary = vocabulary
         self._options = options
         self._scan = scan
         self._special = special_token_ids(target)
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
 
     def job(self, prompt: Prompt) -> Job[Answered]:
-        """The conversations, or why there are none: `too_long`, or the reason of the scan or the server."""
+        """The conversations, or why there are none or they end early: `too_long`, `refused_by_template`, ..."""
         samples: list[_Sample] = []
         reason: str | None = None
         audit = Audit()
@@ -48,6 +59,8 @@ class DialogueJobs:
             reason = yield from self._converse(prompt, samples, audit)
         except AnswerFailed as failed:
             reason = failed.reason
+        except TargetError:  # raised by the template, about these messages
+            reason = REFUSED
         return Answered(
             prompt.prompt_id,
             tuple(self._conversation(prompt, s) for s in samples if s.answers),
@@ -59,52 +72,70 @@ class DialogueJobs:
         self, prompt: Prompt, samples: list[_Sample], audit: Audit
     ) -> Generator[Generation, Completion, str | None]:
         """Append samples as the conversation grows; returns why it ended early, if it did."""
-        options, chat = self._options, self._target.chat
+        options = self._options
         messages: list[Message] = [{"role": "user", "content": prompt.turns[0]}]
         if prompt.system is not None:
             messages.insert(0, {"role": "system", "content": prompt.system})
-        turn_ids = chat.prompt_ids(messages)
-        if len(turn_ids) > options.max_prompt_tokens:
+        turn_ids = self._ids(prompt, messages)
+        if len(turn_ids) > options.longest_prompt:
             return "too_long"
         samples.append(_Sample(turn=1))
         wants_second = unit_interval(options.seed, "second", prompt.prompt_id) < options.second_turn
-        turn = 1
+        logged = prompt.tool_results
+        turn = step = 1  # a turn with calls has several steps
         while True:
-            answer = yield self._answer(prompt, [*samples[-1].token_ids, *turn_ids], turn)
+            answer = yield self._answer(prompt, [*samples[-1].token_ids, *turn_ids], step)
             text = decode_all(self._target, answer.token_ids[:-1])
             refused = self._refused(answer.text, audit)
             if refused is not None:
                 return refused
             samples[-1].add(self._target, turn_ids, answer)
-            turn += 1
+            step += 1
             if answer.finish_reason != "stop":
-                return None
-            if turn <= len(prompt.turns):
-                question: str | None = prompt.turns[turn - 1]
-            elif turn == 2 and wants_second:
-                question = yield from self._synthesised_turn(prompt, messages, samples[-1].token_ids)
-                refused = self._refused(question, audit) if question is not None else None
-                if refused is not None:
-                    return refused
-            else:
-                return None
-            if question is None:
-                return None
-            history: list[Message] = [
-                *messages,
-                {"role": "assistant", "content": as_sent_back(text)},
-                {"role": "user", "content": question},
-            ]
-            between = next_turn_ids(self._target, messages, question)
+                return None  # counted by its finish reason
+            called = self._called(prompt, text, logged[turn - 1] if turn <= len(logged) else [])
+            if called is None:
+                return "other_call" if turn < len(prompt.turns) else None
+            if not called:
+                turn += 1
+                if turn <= len(prompt.turns):
+                    question: str | None = prompt.turns[turn - 1]
+                elif turn == 2 and wants_second:
+                    question = yield from self._synthesised_turn(prompt, messages, samples[-1].token_ids)
+                    refused = self._refused(question, audit) if question is not None else None
+                    if refused is not None:
+                        return refused
+                else:
+                    return None
+                if question is None:
+                    return None
+                called = [as_sent_back(text), {"role": "user", "content": question}]
+            messages = [*messages, *called]
+            rendered = self._ids(prompt, messages)
             before = samples[-1].token_ids
-            if between is not None and keeps_history(self._target, history, [*before, *between]):
-                turn_ids = between
-            else:
-                before, turn_ids = [], chat.prompt_ids(history)
-                samples.append(_Sample(turn=turn))
-            if len(before) + len(turn_ids) > options.max_prompt_tokens:
-                return None
-            messages = history
+            between = continuation(self._target, before, rendered)
+            if between is None:
+                before, between = [], rendered
+                samples.append(_Sample(turn=step))
+            if len(before) + len(between) > options.longest_prompt:
+                return "later_turn_too_long"
+            turn_ids = between
+
+    def _ids(self, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
+        """The ids that serving renders for the messages of this prompt."""
+        ids = self._target.chat.prompt_ids(messages, options=prompt.options, tools=prompt.offered)
+        if self._vocabulary is not None and max(ids) >= self._vocabulary:
+            raise AnswerFailed("foreign_token")  # a tokenizer may have more tokens than the model
+        return ids
+
+    def _called(self, prompt: Prompt, text: str, logged: list[tuple[str, str]]) -> list[Message] | None:
+        """The answer's calls with their logged results; [] for an answer without; None if they don't go together."""
+        if not prompt.tools:
+            return []
+        content, calls = calls_in(text, {tool["function"]["name"] for tool in prompt.offered})
+        if not calls:
+            return None if logged else []
+        return with_results(content, calls, logged)
 
     def _refused(self, text: str, audit: Audit) -> str | None:
         """Why a text of the target must be rejected, or None."""
@@ -154,7 +185,7 @@ class DialogueJobs:
         """A second user turn written by the target; None if the template has no place for it or it is unfit."""
         options, target = self._options, self._target
         start = next_user_start(target, messages)
-        if start is None or len(ids) + len(start) > options.max_prompt_tokens:
+        if start is None or len(ids) + len(start) > options.longest_prompt:
             return None
         params = SamplingParams(
             max_tokens=options.user_max_tokens,

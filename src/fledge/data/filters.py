@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fledge.data.sources.transcripts import has_markup
+
 # A turn that answers itself or continues as another speaker.
 _ANSWERED = re.compile(
     r"^\s*(?:#{2,4}\s*)?(?:A|(?:Answer|Solution|Response|Assistant|AI|Bot|System|User|Human|ANSWER|SOLUTION))\s*:"
@@ -18,9 +20,11 @@ _ANSWERED = re.compile(
     re.MULTILINE,
 )
 # A user turn that is an assistant's refusal: the row's roles are mixed up, or an earlier prompt was refused.
-# It refuses a request; "I'm unable to install numpy, can you help?" is a real user turn.
+# It refuses a request; "I'm unable to install numpy, can you help?" and "I'm sorry to bother you, but I can't provide
+# the number" are real user turns.
 _REFUSAL = re.compile(
-    r"^\s*(?:(?:(?:I['’]m|I am) (?:very |so |truly )?)?(?:sorry|unfortunately|I apologi[sz]e)\b.{0,80}\b)?"
+    r"^\s*(?:(?:(?:I['’]m|I am) (?:very |so |truly )?)?(?:sorry|unfortunately|I apologi[sz]e)\b"
+    r"(?! (?:to|if|for (?:the|my|being)|that (?:I|my)|about my)\b).{0,80}\b)?"
     r"I(?:['’]m| am)? (?:can['’]t|cannot|won['’]t|unable to|not able to) (?:\w+ly )?"
     r"(?:assist|comply|fulfil+|provide|discuss|engage|help (?:you|with)|(?:create|generate|write) (?:content|that))\b"
     r"|^\s*As an AI(?: language)?(?: model| assistant)?,? I\b",
@@ -51,7 +55,7 @@ class Limits:
     """Lengths of a prompt in words."""
 
     min_words: int = 4
-    max_words: int = 300
+    max_words: int | None = 300  # None: no limit
 
 
 def words(text: str) -> list[str]:
@@ -71,15 +75,26 @@ def reject_reason(text: str, limits: Limits, special_tokens: Iterable[str] = ())
 
 def foreign_reason(turns: Sequence[str], limits: Limits, special_tokens: Iterable[str] = ()) -> str | None:
     """The first reason to reject a human-written conversation: as above, but it may contain "Answer:"."""
+    unfit = first_unfit(turns, limits, special_tokens)
+    return None if unfit is None else unfit[1]
+
+
+def first_unfit(
+    turns: Sequence[str], limits: Limits, special_tokens: Iterable[str] = ()
+) -> tuple[int, str] | None:
+    """The number of a human-written conversation's first unfit turn, with the reason; None if all are fit.
+
+    A conversation is too short as a whole: many begin with a greeting.
+    """
     tokens = tuple(special_tokens)
-    for number, text in enumerate(turns):
-        text_words = words(text)
-        if (number == 0 and len(text_words) < limits.min_words) or not text_words:
-            return "too_short"
-        if reason := _form_reason(text, text_words, limits, tokens):
-            return reason
+    turns_words = [words(text) for text in turns]
+    if sum(map(len, turns_words)) < limits.min_words:
+        return 0, "too_short"
+    for number, (text, text_words) in enumerate(zip(turns, turns_words, strict=True)):
+        if text_words and (reason := _form_reason(text, text_words, limits, tokens)):
+            return number, reason
         if _REFUSAL.search(text[:200]):
-            return "refusal"
+            return number, "refusal"
     return None
 
 
@@ -87,7 +102,7 @@ def _form_reason(
     text: str, text_words: Sequence[str], limits: Limits, special_tokens: Iterable[str]
 ) -> str | None:
     """What is wrong with a text of any origin: too long, template, noise or loop."""
-    if len(text_words) > limits.max_words:
+    if limits.max_words is not None and len(text_words) > limits.max_words:
         return "too_long"
     if has_template_text(text, special_tokens):
         return "template"
@@ -98,7 +113,7 @@ def _form_reason(
 
 def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
     """Whether chat template markup leaked into the text."""
-    return _BAR.search(text) is not None or any(token in text for token in special_tokens)
+    return _BAR.search(text) is not None or has_markup(text) or any(token in text for token in special_tokens)
 
 
 def is_noise(text: str, text_words: Sequence[str]) -> bool:

@@ -8,22 +8,25 @@ source ──► batches of rows ──► examine() ──► pool/NAME/prompts
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
-from fledge.data.filters import Limits, foreign_reason, has_template_text
-from fledge.data.language import LanguageFilter
+from fledge.data.filters import Limits, first_unfit, has_template_text
+from fledge.data.language import LanguageFilter, uncovered_language
 from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
 from fledge.data.privacy import Audit, Treated, write_audit
 from fledge.data.processes import map_in_processes
-from fledge.data.prompt_store import Prompt, PromptWriter, Reject
+from fledge.data.prompt_store import UNCOVERED, Prompt, PromptWriter, Reject
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.sources import Record, Source, Unusable
 from fledge.data.sources.opening import DEFAULT_CATEGORY
+from fledge.target import Target
 
 Row = Record | Unusable
 _CATEGORIES = 1024  # cached
@@ -45,6 +48,23 @@ class ExaminerSettings:
     special_tokens: tuple[str, ...]
     salt: str
     make_treatment: Callable[[], Treatment] | None = None
+    template: TemplateFacts | None = None  # None: it takes everything
+    drops_uncovered: bool = False  # prompts in a language that the privacy filter's rules don't cover
+
+
+@dataclass(frozen=True)
+class TemplateFacts:
+    """What of a request the target's chat template looks at; the rest, serving doesn't show to the target either."""
+
+    takes_tools: bool
+    shows_calls: bool
+    names: frozenset[str]  # all words of the template: options among them are looked at
+
+    @classmethod
+    def of(cls, target: Target) -> TemplateFacts:
+        """A target's."""
+        names = frozenset(re.findall(r"\w+", str(target.tokenizer.chat_template or "")))
+        return cls(target.chat.takes_tools, target.chat.shows_calls, names)
 
 
 @dataclass(frozen=True)
@@ -77,7 +97,10 @@ class Examiner:
         self._special_tokens = settings.special_tokens
         self._salt = settings.salt
         self._treatment = settings.make_treatment() if settings.make_treatment is not None else None
+        self._template = settings.template
+        self._drops_uncovered = settings.drops_uncovered
         self._category = lru_cache(maxsize=_CATEGORIES)(self._treated_category)
+        self._tools = lru_cache(maxsize=_CATEGORIES)(self._treated_tools)
 
     def examine(self, batch: Batch) -> Examined:
         """Prompts and rejects of a batch."""
@@ -93,11 +116,20 @@ class Examiner:
     def _examine_row(self, row: Row, source: str, licence: str, audit: Audit | None) -> Prompt | Reject:
         if isinstance(row, Unusable):
             return Reject(row.row, "", row.reason, "")
-        row = replace(row, category=self._category(row.category))
-        texts = (*row.turns, row.system) if row.system else row.turns
-        if sum(map(len, texts)) > self._largest:
+        row = as_served(replace(row, category=self._category(row.category)), self._template)
+        results = [result.content for step in row.results for result in step]
+        texts = (*row.turns, *results, *((row.system,) if row.system else ()))
+        if sum(map(len, (*texts, row.tools, row.template_options))) > self._largest:
             return Reject(row.row, row.category, "too_large", "")  # without a hash: it isn't treated
+        tools = self._tools(row.tools)
+        if tools is None:
+            return Reject(row.row, row.category, "private_tools", "")
+        losses, reason = list(row.losses), None
         if self._treatment is not None:
+            if (language := uncovered_language(row.turns)) is not None:
+                if self._drops_uncovered:
+                    return Reject(row.row, row.category, UNCOVERED, "", language)
+                losses.append(f"uncovered_{language}")
             treated = self._treatment.treat(texts, f"{source}:{row.row}")
             if audit is not None:
                 audit.add(treated)
@@ -106,7 +138,17 @@ class Examiner:
             texts = tuple(treated.turns)
         turns = texts[: len(row.turns)]
         system = texts[-1] if row.system else None
-        reason = foreign_reason(turns, self._limits, self._special_tokens)
+        treated_results = iter(texts[len(row.turns) :])
+        steps = [[(result.name, next(treated_results)) for result in step] for step in row.results]
+        if (unfit := first_unfit(turns, self._limits, self._special_tokens)) is not None:
+            number, why = unfit
+            reason = None if number else why
+            if number:  # the turns before it are a conversation of their own
+                turns, steps, losses = turns[:number], steps[:number], [*losses, f"later_{why}"]
+        if reason is None and any(
+            has_template_text(t, self._special_tokens) for step in steps for _, t in step
+        ):
+            reason = "template"
         if reason is None and system is not None and has_template_text(system, self._special_tokens):
             reason = "template"  # its tokens would be read as turns
         if reason is None and not all(map(self._language.accepts, turns)):
@@ -116,9 +158,33 @@ class Examiner:
         for file, index in self._evaluation.items():
             if any(turn in index for turn in turns):
                 return self._reject(row, turns, "evaluation", file)
-        # The id covers the system prompt: the same question with another one is a different prompt.
-        name = text_id([*((system,) if system else ()), *turns])
-        return Prompt(name, source, row.category, list(turns), row.row, licence, system)
+        # The id covers the system prompt and tools: the same question with others is a different prompt.
+        prompt = Prompt(
+            "",
+            source,
+            row.category,
+            list(turns),
+            row.row,
+            licence,
+            system,
+            tools,
+            row.template_options,
+            json.dumps(steps, ensure_ascii=False) if any(steps) else "",
+            list(dict.fromkeys(losses)),
+        )
+        results_id = (prompt.results,) if prompt.results else ()
+        return replace(prompt, prompt_id=text_id([*prompt.context, *turns, *results_id]))
+
+    def _treated_tools(self, tools: str) -> str | None:
+        """Treat the texts in the description of tools; None if they must be dropped."""
+        if self._treatment is None or not tools:
+            return tools
+        described = json.loads(tools)
+        treated = self._treatment.treat(list(_texts(described)), tools)
+        if treated.turns is None:
+            return None
+        replaced = iter(treated.turns)
+        return json.dumps(_with_texts(described, replaced), ensure_ascii=False)
 
     def _treated_category(self, category: str) -> str:
         """Treat a row's category, which is free text: one with private data isn't used."""
@@ -131,6 +197,50 @@ class Examiner:
 
     def _reject(self, row: Record, turns: Sequence[str], reason: str, detail: str = "") -> Reject:
         return Reject(row.row, row.category, reason, salted_hash(self._salt, "\x1f".join(turns)), detail)
+
+
+def as_served(row: Record, template: TemplateFacts | None) -> Record:
+    """The row without what the target's template doesn't look at; each loss is named."""
+    if template is None:
+        return row
+    losses = list(row.losses)
+    options = json.loads(row.template_options) if row.template_options else {}
+    shown = {name: value for name, value in options.items() if name in template.names}
+    if len(shown) < len(options):
+        losses.append("template_options")
+    turns, results, tools = row.turns, row.results, row.tools
+    if tools and not template.takes_tools:
+        tools = ""
+        losses.append("tools")
+    if any(results) and not (template.shows_calls and tools):
+        first = next(number for number, step in enumerate(results) if step)
+        turns, results = turns[: first + 1], ()
+        losses.append("tool_results")
+    return replace(
+        row,
+        turns=turns,
+        tools=tools,
+        results=results,
+        template_options=json.dumps(shown, sort_keys=True, ensure_ascii=False) if shown else "",
+        losses=tuple(losses),
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a JSON value, without the keys."""
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(inner)
+
+
+def _with_texts(value: Any, texts: Iterator[str]) -> Any:
+    """The JSON value with these texts instead of its own, in the order of `_texts`."""
+    if isinstance(value, str):
+        return next(texts)
+    if isinstance(value, dict):
+        return {key: _with_texts(inner, texts) for key, inner in value.items()}
+    return [_with_texts(inner, texts) for inner in value] if isinstance(value, list) else value
 
 
 # Maps batches to their results, in order.

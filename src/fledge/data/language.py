@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,6 +13,31 @@ from fledge.data.filters import words
 _FEW_WORDS = 5  # shorter texts are given the benefit of the doubt
 _CHARACTERS = 1000  # enough to tell
 _DOUBT = 5.0  # log likelihood by which another language must lead: slang and formulas resemble many
+
+
+# Languages whose names, places and labels the privacy filter's rules know.
+COVERED = ("de", "en", "es", "fr", "pt")
+_ENGLISH = re.compile(
+    r"\b(?:the|and|of|to|is|are|in|what|how|why|for|with|you|that|please|can|a|an|this|my|it|on|do|i|me|be)\b",
+    re.IGNORECASE,
+)
+_ENGLISH_SHARE = 0.25  # of words: plainly English, without asking the model
+
+
+def uncovered_language(texts: Sequence[str]) -> str | None:
+    """The first language among the texts that the privacy filter's rules don't cover; None if there is none."""
+    return next((language for text in texts if (language := _uncovered(text)) is not None), None)
+
+
+def _uncovered(text: str) -> str | None:
+    start = text[:_CHARACTERS]
+    if start.isascii() and len(_ENGLISH.findall(start)) >= _ENGLISH_SHARE * len(start.split()):
+        return None
+    if len(words(start)) < _FEW_WORDS:
+        return None
+    scores = dict(_identifier().rank(start))
+    likeliest = max(scores, key=scores.__getitem__)
+    return likeliest if max(scores[name] for name in COVERED) < scores[likeliest] - _DOUBT else None
 
 
 class LanguageFilter:

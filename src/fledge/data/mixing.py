@@ -7,7 +7,7 @@ prompts/prompts-*    the chosen prompts                    prompts/rejects/     
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,17 +21,17 @@ from fledge.data.prompt_store import (
     SELF_LICENCE,
     by_reason,
     pool_url,
+    read_prompts,
     read_selection,
     reject_counts,
     traffic_url,
     write_selection,
 )
+from fledge.data.reasons import reasons_line
 from fledge.data.selection.matching import NgramCounts, features
 from fledge.data.selection.quotas import share_out
 from fledge.data.selection.select import PoolSource, Selected, select_prompts
 from fledge.data.sources import Source, SourceOptions, open_source
-
-_LONGEST_TRAFFIC = 10**6  # words: traffic isn't filtered by length
 
 logger = logging.getLogger("fledge")
 
@@ -105,7 +105,7 @@ def mix_prompts(
     pools = [PoolSource(s.label, pool_url(output_url, s.label), s.weight) for s in options.sources]
     if not sum(Manifest.load(pool.url).records for pool in pools):
         raise DataError(
-            f"no row of the sources is usable ({_reasons(pools)}); correct the sources or the limits"
+            f"no row of the sources is usable: {_reasons(pools, options)}; correct the sources or the limits"
         )
     selected = select_prompts(
         pools,
@@ -120,7 +120,7 @@ def mix_prompts(
         logger.warning(
             "prompts.count is %s, but the sources have only %s fit prompts", f"{options.count:,}", f"{fit:,}"
         )
-    write_selection(output_url, _summary(options.sources, by_name, pools, selected))
+    write_selection(output_url, _summary(options.sources, by_name, pools, selected, output_url))
 
 
 def read_traffic(
@@ -133,10 +133,16 @@ def read_traffic(
     if not traffic:
         return {}
     relaxed = settings.options.model_copy(
-        update={"min_words": 1, "max_words": _LONGEST_TRAFFIC, "languages": (), "evaluation_files": ()}
+        update={"min_words": 1, "max_words": None, "languages": (), "evaluation_files": ()}
     )
     examiner = Examiner(
-        ExaminerSettings(relaxed, settings.special_tokens, settings.salt, settings.make_treatment)
+        ExaminerSettings(
+            relaxed,
+            settings.special_tokens,
+            settings.salt,
+            settings.make_treatment,
+            settings.template,
+        )
     )
     counts: dict[str, NgramCounts] = {}
     for source in traffic:
@@ -156,10 +162,14 @@ def _summary(
     opened: Mapping[str, Source],
     pools: Sequence[PoolSource],
     selected: Selected,
+    output_url: str,
 ) -> dict[str, Any]:
     """The summary for the data card, as JSON."""
     sources = []
     contaminated: Counter[str] = Counter()
+    losses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for prompt in read_prompts(output_url):
+        losses[prompt.source].update(prompt.losses)
     for options, pool in zip(chosen, pools, strict=True):
         source = opened.get(pool.name)
         rejects = reject_counts(pool.url)
@@ -179,19 +189,26 @@ def _summary(
                 "weight": options.weight,
                 "rows": fit + rejects.total(),
                 "rejected": dict(by_reason(rejects)),
+                "losses": dict(sorted(losses[pool.name].items())),
                 "fit": fit,
                 "wanted": selected.wanted[pool.name],
                 "chosen": selected.chosen[pool.name],
             }
         )
     fields = asdict(selected)
+    rejected = by_reason(reject_counts(output_url, *(pool.url for pool in pools)))
+    fields["duplicates"] = {name: rejected[name] for name in selected.duplicates}
     return {
+        "rows": sum(source["rows"] for source in sources),
+        "rejected": dict(rejected),
+        "kept": sum(selected.chosen.values()),
+        "losses": dict(sorted(sum(losses.values(), Counter()).items())),
         "sources": sources,
         "contamination": dict(sorted(contaminated.items())),
         **{key: fields[key] for key in ("pool", "duplicates", "surplus", "distances")},
     }
 
 
-def _reasons(pools: Sequence[PoolSource]) -> str:
+def _reasons(pools: Sequence[PoolSource], options: PromptOptions) -> str:
     reasons = by_reason(reject_counts(*(pool.url for pool in pools)))
-    return ", ".join(f"{reason} {number}" for reason, number in reasons.most_common(4)) or "they are empty"
+    return reasons_line(reasons, options) or "they are empty"

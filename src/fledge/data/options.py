@@ -17,6 +17,8 @@ Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Progress: TypeAlias = Callable[[float, float, str], None]
 
 _TEMPLATE_ROOM = 256  # tokens before a user's first word: a default system prompt
+_LONGEST_OWN = 300  # words of the target's own prompts, unless the recipe says otherwise
+_SHORT_PROMPTS = 1024  # tokens that a conversation may always have
 _OPENING_ROOM = 128  # tokens of a shipped opening, with its words filled in
 
 
@@ -63,8 +65,12 @@ class PromptOptions(BaseModel):
         None,
         description="weight per category, to match traffic; a category left out is not used; null: shipped mix",
     )
-    min_words: int = Field(4, ge=1, description="shorter prompts are rejected")
-    max_words: int = Field(300, ge=1, description="longer prompts are rejected")
+    min_words: int = Field(4, ge=1, description="conversations with fewer words of the user are rejected")
+    max_words: int | None = Field(
+        None,
+        ge=1,
+        description="prompts with a longer turn are rejected; null: 300 for the target's own, no limit for sources",
+    )
     near_repeat: Share = Field(
         0.5, description="share of 8-grams seen before from which on a prompt is a repeat"
     )
@@ -140,6 +146,11 @@ class PromptOptions(BaseModel):
         return openings
 
     @property
+    def own_max_words(self) -> int:
+        """The limit on the target's own prompts."""
+        return _LONGEST_OWN if self.max_words is None else self.max_words
+
+    @property
     def writes(self) -> bool:
         """Whether the target itself writes prompts."""
         return not self.sources or any(source.kind == "self" for source in self.sources)
@@ -196,8 +207,11 @@ class RespondOptions(BaseModel):
     max_new_tokens: int = Field(
         256, ge=1, description="longest answer; one cut here keeps finish_reason `length`"
     )
-    max_prompt_tokens: int = Field(
-        1024, ge=1, description="conversations whose next prompt is longer end before it"
+    max_prompt_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="conversations whose next prompt is longer end before it; null: as long as the prompts need, at "
+        "least 1024, within the context of target and engine",
     )
     second_turn: Share = Field(
         0.0,
@@ -227,8 +241,22 @@ class RespondOptions(BaseModel):
         return temperatures
 
     @property
+    def longest_prompt(self) -> int:
+        """`max_prompt_tokens`, or what it is without prompts to look at."""
+        return _SHORT_PROMPTS if self.max_prompt_tokens is None else self.max_prompt_tokens
+
+    @property
     def longest_request(self) -> int:
         """Tokens of context an engine needs for this stage."""
-        return self.max_prompt_tokens + max(
-            self.max_new_tokens, self.user_max_tokens if self.second_turn else 0
-        )
+        return self.longest_prompt + self._longest_answer
+
+    @property
+    def _longest_answer(self) -> int:
+        return max(self.max_new_tokens, self.user_max_tokens if self.second_turn else 0)
+
+    def for_prompts(self, needed: int, context: int) -> RespondOptions:
+        """These options with `max_prompt_tokens` set, if it isn't: for prompts that need so many tokens."""
+        if self.max_prompt_tokens is not None:
+            return self
+        longest = min(max(needed, _SHORT_PROMPTS), context - self._longest_answer)
+        return self.model_copy(update={"max_prompt_tokens": max(1, longest)})

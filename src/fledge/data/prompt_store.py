@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,14 @@ _PROMPTS = pa.schema(
         ("row", pa.int64()),
         ("licence", pa.string()),
         ("system", pa.string()),
+        ("tools", pa.string()),
+        ("template_options", pa.string()),
+        ("results", pa.string()),
+        ("losses", pa.list_(pa.string())),
     ]
 )
+# Columns added later; older folders can still be read.
+_LATER = {"tools": "", "template_options": "", "results": "", "losses": []}
 _REJECTS = pa.schema(
     [
         ("attempt", pa.int64()),
@@ -33,6 +40,7 @@ _REJECTS = pa.schema(
         ("detail", pa.string()),
     ]
 )
+UNCOVERED = "uncovered_language"  # by the rules of the privacy filter
 END_NAME = "end.json"
 SELECTION_NAME = "selection.json"
 SELF_LICENCE = "own output of the target"
@@ -49,6 +57,30 @@ class Prompt:
     row: int  # in its source, from 0
     licence: str  # of its source
     system: str | None = None
+    tools: str = ""  # JSON: functions on offer, as OpenAI describes them
+    template_options: str = ""  # JSON: `chat_template_kwargs` of the request
+    results: str = ""  # JSON: for each turn, [tool, result] of the calls that followed it
+    losses: list[str] = field(default_factory=list)  # what the row had and the target won't read
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The functions on offer."""
+        return json.loads(self.tools) if self.tools else []
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the chat template."""
+        return json.loads(self.template_options) if self.template_options else {}
+
+    @property
+    def tool_results(self) -> list[list[tuple[str, str]]]:
+        """(tool, result) of the logged calls after each turn."""
+        return [[(name, text) for name, text in step] for step in json.loads(self.results or "[]")]
+
+    @property
+    def context(self) -> tuple[str, ...]:
+        """What the target reads besides the turns: prompts that differ in it are different prompts."""
+        return tuple(filter(None, (self.system, self.tools, self.template_options)))
 
 
 @dataclass(frozen=True)
@@ -71,6 +103,12 @@ class PromptSummary:
     tokens: int  # of the prompts' own text
     categories: dict[str, int]
     rejected: dict[str, int]  # reason -> count
+    losses: dict[str, int] = field(default_factory=dict)  # what kept prompts lack -> prompts
+
+    @property
+    def spare(self) -> int:
+        """Prompts that fit but weren't needed."""
+        return self.attempts - self.prompts - sum(self.rejected.values())
 
 
 class PromptWriter:
@@ -119,7 +157,7 @@ def prompt_shards(url: str, skip: int = 0) -> Iterator[list[Prompt]]:
     manifest = Manifest.load(url)
     for shard in manifest.shards:
         if skip < shard.records:
-            yield [Prompt(**row) for row in read_rows(manifest, shard, _PROMPTS)[skip:]]
+            yield [Prompt(**row) for row in read_rows(manifest, shard, _PROMPTS, _LATER)[skip:]]
         skip = max(0, skip - shard.records)
 
 
@@ -145,7 +183,11 @@ def by_reason(rejects: Mapping[tuple[str, str], int]) -> Counter[str]:
 def prompt_summary(url: str) -> PromptSummary:
     """Statistics of a folder of prompts and its rejects, read once."""
     manifest = Manifest.load(url)
-    categories = Counter(prompt.category for shard in prompt_shards(url) for prompt in shard)
+    categories: Counter[str] = Counter()
+    losses: Counter[str] = Counter()
+    for shard in prompt_shards(url):
+        categories.update(prompt.category for prompt in shard)
+        losses.update(loss for prompt in shard for loss in prompt.losses)
     rejects = reject_counts(url, *pool_urls(url))
     surplus = int(read_selection(url).get("surplus", 0))  # fit, but not needed
     return PromptSummary(
@@ -154,6 +196,7 @@ def prompt_summary(url: str) -> PromptSummary:
         tokens=manifest.tokens,
         categories=dict(sorted(categories.items())),
         rejected=dict(by_reason(rejects)),
+        losses=dict(sorted(losses.items())),
     )
 
 

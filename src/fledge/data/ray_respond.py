@@ -19,6 +19,7 @@ from fledge.data.ray_map import RayOptions, map_in_order
 from fledge.data.responses import (
     RespondSummary,
     check_context,
+    fit_to_prompts,
     respond_fingerprint,
     respond_summary,
 )
@@ -42,10 +43,12 @@ def respond_on_ray(
     """`respond` with one target per actor. The files equal those of the local stage, for any number of actors."""
     if privacy is not None and privacy.answers:
         require_privacy_extra()
+    fingerprint = respond_fingerprint(target, prompts_url, options, privacy)
+    options = fit_to_prompts(target, prompts_url, options)
     if options.server is None:
         check_context(target.config.max_position_embeddings, options)
     prompts = Manifest.load(prompts_url).records
-    respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
+    fingerprint.claim(output_url)
     writer = ConversationWriter(output_url)
     shards = range(writer.shards, -(-prompts // options.shard_size))
     if shards:
@@ -67,7 +70,7 @@ def _answerer(
 ) -> Callable[[int], list[Answered]]:
     """Answers all prompts of a shard, given its number."""
     target = spec.load()
-    jobs = DialogueJobs(target, options, answer_scan(privacy))
+    jobs = DialogueJobs(target, options, answer_scan(privacy), target.config.vocab_size)
     if options.server is not None:
         run = partial(run_served, AnswerServer(target, options.server))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import nlargest
 
 from fledge.base import storage
 from fledge.base.errors import DataError
@@ -20,15 +21,19 @@ from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import PrivacyOptions, write_audit
 from fledge.data.privacy.filter import answer_scan
-from fledge.data.prompt_store import read_prompts
-from fledge.data.prompts import backend_name, target_parts
+from fledge.data.prompt_store import Prompt, read_prompts
+from fledge.data.prompts import backend_name, privacy_parts, target_parts
 from fledge.data.served import AnswerServer, run_served
 from fledge.data.split import on_both_sides
+from fledge.data.turns import encode_plain
 from fledge.data.waiting import Waiting
 from fledge.engine import Engine
 from fledge.target import Target
 
-FORMAT = 2
+FORMAT = 3
+_MEASURED = 64  # of the prompts with the most characters
+_TURN_ROOM = 32  # tokens of a template around a turn and its answer
+_TEMPLATE_ROOM = 512  # tokens of a template's own words: a default system prompt, how to call tools
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,13 @@ def respond(
         privacy: options of the privacy filter that scans each answer before it is stored; None: no filter.
         scan: replaces that filter.
     """
+    given = options
+    options = fit_to_prompts(target, prompts_url, options, engine if isinstance(engine, Engine) else None)
     if isinstance(engine, Engine):
         check_context(engine.max_context, options)
     scan = scan or answer_scan(privacy)
     prompts = Manifest.load(prompts_url).records
-    respond_fingerprint(target, prompts_url, options, privacy).claim(output_url)
+    respond_fingerprint(target, prompts_url, given, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
     done = min(writer.shards * options.shard_size, prompts)
     if isinstance(engine, Engine) and done < prompts:
@@ -74,7 +81,7 @@ def respond(
     waiting = Waiting(output_url, done)
     progress(done, prompts, "")
     rate = TokenRate()
-    jobs = DialogueJobs(target, options, scan)
+    jobs = DialogueJobs(target, options, scan, target.config.vocab_size)
     shard: list[Answered] = []
     unanswered = enumerate(read_prompts(prompts_url, skip=done), start=done)
     pending = (waiting.job(number, jobs.job(prompt)) for number, prompt in unanswered)
@@ -99,6 +106,31 @@ def respond(
     return respond_summary(prompts, output_url)
 
 
+def fit_to_prompts(
+    target: Target, prompts_url: str, options: RespondOptions, engine: Engine | None = None
+) -> RespondOptions:
+    """The options, with room for the longest of the prompts unless they set a limit.
+
+    The prompts with the most characters are measured in tokens, with all their turns and answers.
+    """
+    if options.max_prompt_tokens is not None or not Manifest.load(prompts_url).shards:
+        return options
+    longest = nlargest(_MEASURED, read_prompts(prompts_url), key=_characters)
+    needed = max(
+        len(encode_plain(target, "\n".join((*prompt.turns, *prompt.context, prompt.results))))
+        + len(prompt.turns) * (options.max_new_tokens + _TURN_ROOM)
+        for prompt in longest
+    )
+    limit = target.config.max_position_embeddings
+    return options.for_prompts(
+        needed + _TEMPLATE_ROOM, limit if engine is None else min(limit, engine.max_context)
+    )
+
+
+def _characters(prompt: Prompt) -> int:
+    return sum(map(len, (*prompt.turns, *prompt.context, prompt.results)))
+
+
 def respond_summary(prompts: int, output_url: str) -> RespondSummary:
     """Summarise a finished folder.
 
@@ -109,7 +141,7 @@ def respond_summary(prompts: int, output_url: str) -> RespondSummary:
     if not Manifest.load(output_url).records:
         if set(rejected) == {"too_long"}:
             raise DataError("every prompt is too long; raise respond.max_prompt_tokens")
-        reasons = ", ".join(f"{reason} {number}" for reason, number in rejected.items())
+        reasons = ", ".join(f"{number} {reason}" for reason, number in rejected.items())
         raise DataError(
             f"no prompt got a usable answer ({reasons}); check the target or the server, delete {output_url} and "
             "run again"
@@ -135,7 +167,7 @@ def respond_fingerprint(
         "prompts": storage.sha256(shards.encode()),
     }
     if privacy is not None and privacy.answers:
-        parts["privacy"] = privacy.fingerprint_parts()
+        parts["privacy"] = privacy_parts(privacy)
     return make_fingerprint(parts)
 
 

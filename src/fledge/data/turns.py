@@ -47,13 +47,17 @@ def next_turn_ids(target: Target, messages: Sequence[Message], text: str) -> lis
     return None
 
 
-def keeps_history(target: Target, messages: Sequence[Message], ids: Sequence[int]) -> bool:
-    """Whether serving would render `messages` (ending with a user turn) to the same text as `ids`.
+def continuation(target: Target, before: Sequence[int], rendered: Sequence[int]) -> list[int] | None:
+    """Of the ids that serving renders for a longer conversation, those after the ids that it has so far.
 
-    False if a template trims or drops generated text, such as thinking.
+    None if the rendered text doesn't begin with that of `before`: a template trimmed or dropped generated text, such as
+    thinking.
     """
-    rendered = target.chat.prompt_ids(messages)
-    return rendered == list(ids) or decode_all(target, rendered) == decode_all(target, ids)
+    text = decode_all(target, before)
+    for position, token in enumerate(rendered, start=1):
+        if token in target.chat.turn_end_ids and decode_all(target, rendered[:position]) == text:
+            return list(rendered[position:])
+    return None
 
 
 def decode_all(target: Target, ids: Sequence[int]) -> str:

@@ -14,12 +14,13 @@ The rooms do the work; a stage knows its inputs and its options.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fledge.base.console import plural
-from fledge.base.errors import DataError, RecipeError
+from fledge.base.errors import DataError, EngineError, RecipeError
 from fledge.base.fingerprint import Fingerprint, make_fingerprint
 from fledge.base.storage import Manifest, exists, join
 from fledge.bench import run_bench, summarise
@@ -33,6 +34,8 @@ from fledge.data import (
     respond_fingerprint,
 )
 from fledge.data.ray_respond import respond_on_ray
+from fledge.data.reasons import loss_lines, reasons_line, rejected_line
+from fledge.data.responses import fit_to_prompts
 from fledge.engine import Engine
 from fledge.features import (
     HookExtractor,
@@ -48,6 +51,8 @@ from fledge.run.folder import Outcome, Record, Run, file_digest, head_digest
 from fledge.train import evaluate, train, train_fingerprint
 
 _FORMAT = 1  # of fingerprints made here
+
+logger = logging.getLogger("fledge")
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,10 @@ def _prompts(run: Run, progress: Progress) -> Outcome:
     data = make_prompts(
         run.target, engine, options, run.url("prompts"), progress, privacy=run.privacy, ray=run.ray
     )
-    rejected = sum(data.rejected.values())
-    spare = data.attempts - data.prompts - rejected
-    more = f", {spare:,} fit but not needed" if spare else ""
-    return Outcome(f"{plural(data.prompts, 'prompt')} kept, {plural(rejected, 'attempt')} rejected{more}")
+    for line in loss_lines(data.losses):
+        logger.warning("of %s prompts %s", f"{data.prompts:,}", line)
+    more = f", {data.spare:,} fit but not needed" if data.spare else ""
+    return Outcome(f"{plural(data.prompts, 'prompt')} kept, {rejected_line(data.rejected, options)}{more}")
 
 
 def _respond(run: Run, progress: Progress) -> Outcome:
@@ -89,14 +94,25 @@ def _respond(run: Run, progress: Progress) -> Outcome:
     line = (
         f"{plural(stats.conversations, 'conversation')}, {plural(stats.supervised_tokens, 'response token')}"
     )
+    if data.rejected:
+        line += f"; {plural(sum(data.rejected.values()), 'prompt')} without an answer to each turn: "
+        line += reasons_line(data.rejected, options)
     return Outcome(f"{line}, {stats.heldout:,} held out", {"response_tokens": stats.supervised_tokens})
 
 
 def _answerer(run: Run) -> Engine | AnswerServer:
-    options = run.recipe.respond
+    options = fit_to_prompts(run.target, run.url("prompts"), run.recipe.respond)
     if options.server is not None:
         return AnswerServer(run.target, options.server)
-    return _engine(run, options.max_batch, options.longest_request)
+    try:
+        return _engine(run, options.max_batch, options.longest_request)
+    except EngineError as error:
+        if run.recipe.respond.max_prompt_tokens is not None:
+            raise
+        raise RecipeError(
+            f"the longest prompts need {options.longest_request:,} tokens of context, and there isn't enough memory "
+            f"for them ({error}): set respond.max_prompt_tokens; longer prompts are then counted and left out"
+        ) from error
 
 
 def _features(run: Run, progress: Progress) -> Outcome:

@@ -21,7 +21,7 @@ ROWS: dict[str, list[Any]] = {
     "messages": [
         {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
                       {"role": "assistant", "content": "FOREIGN", "tool_calls": [{"x": "FOREIGN"}]},
-                      {"role": "tool", "content": "FOREIGN"}, {"role": "user", "content": "two"}]},
+                      {"role": "tool", "content": "4"}, {"role": "user", "content": "two"}]},
         {"messages": json.dumps([{"role": "system", "content": "S"}, {"role": "user", "content": "one"},
                                  {"role": "assistant", "content": "FOREIGN"}, {"role": "user", "content": "two"}])},
         {"conversation": [{"role": "developer", "content": "S"},
@@ -68,19 +68,24 @@ def test_conversations_give_user_turns_and_system_prompt(shape: str, row: Any) -
     assert "FOREIGN" not in str(found)
 
 
+def first_three(row: Any, shape: str, field: str = "") -> Any:
+    """Turns, system prompt and category."""
+    return user_turns(row, shape, field)[:3]
+
+
 def test_single_turn_shapes() -> None:
     alpaca = {"instruction": "Add.", "input": "1 2", "output": "FOREIGN"}
-    assert user_turns(alpaca, "alpaca") == (("Add.\n\n1 2",), None, None)
-    assert user_turns({**alpaca, "input": ""}, "alpaca") == (("Add.",), None, None)
+    assert first_three(alpaca, "alpaca") == (("Add.\n\n1 2",), None, None)
+    assert first_three({**alpaca, "input": ""}, "alpaca") == (("Add.",), None, None)
     dolly = {"instruction": "Who ran it?", "context": "It was run by X.", "response": "FOREIGN"}
-    assert user_turns(dolly, "alpaca") == (("Who ran it?\n\nIt was run by X.",), None, None)
-    assert user_turns({"turns": ["a", "b"], "category": "code"}, "turns") == (("a", "b"), None, "code")
-    assert user_turns({"prompt": " Hi ", "response": "FOREIGN"}, "prompt") == (("Hi",), None, None)
+    assert first_three(dolly, "alpaca") == (("Who ran it?\n\nIt was run by X.",), None, None)
+    assert first_three({"turns": ["a", "b"], "category": "code"}, "turns") == (("a", "b"), None, "code")
+    assert first_three({"prompt": " Hi ", "response": "FOREIGN"}, "prompt") == (("Hi",), None, None)
     orca = {"system_prompt": "S", "question": "Hi", "response": "FOREIGN"}
-    assert user_turns(orca, "prompt") == (("Hi",), "S", None)
-    assert user_turns({**alpaca, "system": "S"}, "alpaca") == (("Add.\n\n1 2",), "S", None)
-    assert user_turns("Hi", "prompt") == (("Hi",), None, None)
-    assert user_turns({"body": {"prompt": "Hi"}}, "request") == (("Hi",), None, None)
+    assert first_three(orca, "prompt") == (("Hi",), "S", None)
+    assert first_three({**alpaca, "system": "S"}, "alpaca") == (("Add.\n\n1 2",), "S", None)
+    assert first_three("Hi", "prompt") == (("Hi",), None, None)
+    assert first_three({"body": {"prompt": "Hi"}}, "request") == (("Hi",), None, None)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +142,14 @@ def test_answers_in_a_named_list_of_texts_are_not_taken_for_turns() -> None:
     assert detect_shape([{"turns": texts}], "turns") == "turns"
     assert detect_shape([{"data": texts}], "data") == "alternating"
     assert detect_shape([{"dialog": texts}], "dialog") is None
-    assert user_turns({"dialog": texts}, "alternating", "dialog") == (("one", "two"), None, None)
+    assert first_three({"dialog": texts}, "alternating", "dialog") == (("one", "two"), None, None)
     assert detect_shape([{"chat": json.dumps([{"role": "user", "content": "one"}])}], "chat") == "messages"
     with pytest.raises(ValueError, match="its shape is alternating"):
         SourceOptions(path="a.jsonl", shape="turns", field="data")
 
 
 def test_turns_after_an_empty_one_are_dropped_and_columns_can_be_named() -> None:
-    assert user_turns({"turns": ["a", " ", "c"]}, "turns") == (("a",), None, None)
-    assert user_turns({"ask": "a"}, "prompt", "ask") == (("a",), None, None)
+    assert first_three({"turns": ["a", " ", "c"]}, "turns") == (("a",), None, None)
+    assert first_three({"ask": "a"}, "prompt", "ask") == (("a",), None, None)
     row = {"chat": ROWS["sharegpt"][0]["conversations"]}
     assert user_turns(row, "sharegpt", "chat") == user_turns(ROWS["sharegpt"][0], "sharegpt")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,9 +90,12 @@ class Call:
     api_key: str | None
     timeout_s: float
 
-    def body(self, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
-        """The JSON of a chat completion."""
+    def body(
+        self, messages: Sequence[dict[str, str]], extras: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The JSON of a chat completion; `extras` are further fields, such as `tools`."""
         body: dict[str, Any] = {
+            **(extras or {}),
             "model": self.model,
             "messages": list(messages),
             "max_tokens": self.max_tokens,
@@ -119,14 +122,21 @@ def open_session() -> aiohttp.ClientSession:
 
 
 async def send(
-    session: aiohttp.ClientSession, call: Call, messages: Sequence[dict[str, str]], record: RequestRecord
+    session: aiohttp.ClientSession,
+    call: Call,
+    messages: Sequence[dict[str, str]],
+    record: RequestRecord,
+    extras: Mapping[str, Any] | None = None,
 ) -> RequestRecord:
     """Send one chat completion and fill in its record. Failures are stored in `record.error`, not raised."""
     record.sent = time.perf_counter()
     timeout = aiohttp.ClientTimeout(total=call.timeout_s)
     try:
         async with session.post(
-            f"{call.url}/v1/chat/completions", json=call.body(messages), headers=call.headers, timeout=timeout
+            f"{call.url}/v1/chat/completions",
+            json=call.body(messages, extras),
+            headers=call.headers,
+            timeout=timeout,
         ) as response:
             if response.status != 200:
                 record.error = f"HTTP {response.status}: {_short(await response.text())}"
@@ -181,7 +191,9 @@ def _take(chunk: dict[str, Any], now: float, record: RequestRecord) -> None:
         # Thinking is `reasoning` in newer servers, `reasoning_content` in older ones.
         thinking = delta.get("reasoning") or delta.get("reasoning_content")
         content = delta.get("content") or choice.get("text") or ""
-        if text := (thinking or "") + content:
+        calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
+        called = "".join((call.get("name") or "") + (call.get("arguments") or "") for call in calls)
+        if text := (thinking or "") + content + called:
             record.text += text
             record.content += content
             record.arrivals.append(now)

@@ -88,14 +88,14 @@ async def drive(
     async def converse(arrival: Arrival) -> None:
         due = begin + arrival.due if arrival.due is not None else None
         try:
-            messages: list[dict[str, str]] = []
+            messages = arrival.prompt.opening
             for turn, text in enumerate(arrival.prompt.turns):
                 messages.append({"role": "user", "content": text})
                 now = time.perf_counter()
                 record = RequestRecord(
                     arrival.prompt.question_id, turn, due if due is not None and turn == 0 else now
                 )
-                await send(session, call, messages, record)
+                await send(session, call, messages, record, arrival.prompt.extras)
                 records.append(record)
                 if not record.ok:
                     return

@@ -119,6 +119,11 @@ class PrivacyOptions(BaseModel):
         None,
         description="Google Cloud DLP beside the rules: project, location, min_likelihood; sends all texts",
     )
+    uncovered: Literal["keep", "drop", "needs_ner"] = Field(
+        "keep",
+        description="prompts in a language whose names the rules don't cover: keep and count them, drop them, or drop "
+        "them unless there is a model under `ner`",
+    )
     answers: bool = Field(
         True, description="scan the target's answers too; a conversation with a finding is dropped"
     )

@@ -3,7 +3,7 @@
 A request log contains a conversation once per request, each time a turn longer; only the longest is kept (`continued`).
 Near duplicates: MinHash (Broder 1997) over word trigrams from rensa, banded (Leskovec et al., Mining of Massive
 Datasets, ch. 3); two prompts that share a band are compared by their whole signatures. Prompts with different system
-prompts are never duplicates.
+prompts or tools are never duplicates.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class DuplicateFinder:
         self.rows = 0
 
     def add(self, prompts: Sequence[Prompt]) -> None:
-        """Add the next prompts, identified by their turns and system prompt."""
+        """Add the next prompts, identified by their turns, system prompt and tools."""
         keys: list[int] = []
         rows: list[int] = []
         for number, prompt in enumerate(prompts):
             folded = [" ".join(words(turn)) for turn in prompt.turns]
             row = 2 * (self.rows + number)
             for length in range(1, len(folded) + 1):
-                keys.append(hash64(prompt.system or "", *folded[:length]))
+                keys.append(hash64("\x1f".join(prompt.context), *folded[:length]))
                 rows.append(row + (length == len(folded)))  # odd: the whole conversation
         self._exact.add(np.array(keys, np.uint64), np.array(rows, np.int64))
         if self._near < 1.0:
@@ -100,8 +100,8 @@ class DuplicateFinder:
         signatures.tofile(self._signature_file)
         bands = signatures.reshape(len(signatures), -1, self._band)  # [n, bands, rows of a band]
         rows = np.arange(self.rows, self.rows + len(signatures))
-        # Prompts with different system prompts share no key, and so are never compared.
-        systems = np.array([hash64(p.system) if p.system else 0 for p in prompts], np.uint64)
+        # Prompts with different system prompts or tools share no key, and so are never compared.
+        systems = np.array([hash64(*p.context) if p.context else 0 for p in prompts], np.uint64)
         for number in range(bands.shape[1]):
             self._bands.add(_mix(bands[:, number], number) ^ systems, rows)
 

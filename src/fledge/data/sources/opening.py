@@ -10,6 +10,7 @@ from itertools import islice
 from fledge.base.errors import DataError
 from fledge.data.sources.files import BadRow, FileRows, has_surrogate
 from fledge.data.sources.hub import HubRows
+from fledge.data.sources.messages import ToolResult
 from fledge.data.sources.options import SourceOptions
 from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
 from fledge.data.sources.terms import Terms, check_terms
@@ -23,7 +24,7 @@ class Unusable:
     """A row that can't become a prompt. Only the reason is stored."""
 
     row: int  # counted from 0 over the whole source, unusable rows included
-    reason: str  # "not_json", "encoding", "too_large", "shape", "no_user_turn", "no_text"
+    reason: str  # "not_json", "encoding", "too_large", "shape", "no_user_turn", "no_text", "answer", ...
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Record:
     turns: tuple[str, ...]  # the user's, in order
     system: str | None
     category: str
+    tools: str = ""  # JSON
+    template_options: str = ""  # JSON
+    results: tuple[tuple[ToolResult, ...], ...] = ()  # of tools, after each turn
+    losses: tuple[str, ...] = ()
 
 
 def open_source(options: SourceOptions) -> Source:
@@ -78,11 +83,26 @@ class Source:
                 yield Unusable(number, extracted)
                 continue
             category = options.category or extracted.category or DEFAULT_CATEGORY
-            system = extracted.system if options.system else None
-            if any(map(has_surrogate, (*extracted.turns, system or "", category))):
+            system, losses = extracted.system, extracted.losses
+            if not options.system and (system or "system_media" in losses):
+                system, losses = None, (*(loss for loss in losses if loss != "system_media"), "system")
+            elif "system_media" in losses:
+                yield Unusable(number, "no_text")
+                continue
+            texts = (*extracted.turns, system or "", category, extracted.tools, extracted.template_options)
+            if any(map(has_surrogate, (*texts, *(r.content for step in extracted.results for r in step)))):
                 yield Unusable(number, "encoding")  # half an emoji: it can't be written as UTF-8
                 continue
-            yield Record(number, extracted.turns, system, category)
+            yield Record(
+                number,
+                extracted.turns,
+                system,
+                category,
+                extracted.tools,
+                extracted.template_options,
+                extracted.results,
+                losses,
+            )
 
     def digest(self) -> str:
         """A digest of the rows and how they are read: changes when the records may have changed."""

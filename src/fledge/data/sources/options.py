@@ -33,7 +33,10 @@ class SourceOptions(BaseModel):
         1.0, gt=0.0, allow_inf_nan=False, description="share of the mix, relative to others"
     )
     shape: ShapeName = Field("auto", description="how a row holds its turns; auto looks at the first rows")
-    field: str = Field("", description="column that holds the turns, where the shape's usual names don't fit")
+    field: str = Field(
+        "",
+        description="column that holds the turns, or path such as request.body.messages, where usual names don't fit",
+    )
     system: bool = Field(False, description="keep system prompts too")
     category: str = Field(
         "", description="workload of all its records; default: the row's own, else `general`"
