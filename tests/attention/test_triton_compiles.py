@@ -1,66 +1,89 @@
-"""The Triton kernels compile for GPUs, as they are launched, and fit them; no GPU is needed for that."""
+"""What Triton's own compiler makes of the attention kernel, as it is launched; no GPU is needed for that."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.triton_compiler import Compiled, compiled
 
 pytest.importorskip("triton", reason="Triton isn't installed: pip install 'fledge[gpu]'")
 
 _SMALLEST = 99 << 10  # bytes of shared memory a block may have on an L4, an A10 or an RTX 30 and 40
 _PROGRAM = """
-import sys
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
 from fledge.attention import triton as kernels
 from tests.target.paging import make_batch, scattered_pages
 
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64"}
-launched = []
+
+def attend(batch, heads, kv_heads, size, dtype, window=0, sinks=False):
+    query = torch.zeros(len(batch.token_ids), heads, size, dtype=dtype)
+    keys = torch.zeros(64, kv_heads, size, dtype=dtype)
+    attention = kernels.TritonAttention(batch, 16, window)
+    attention.attend(query, keys, keys, query[0, :, 0].clone() if sinks else None)
 
 
-class Launch:
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        return lambda *given, **constants: launched.append((self.kernel, given, constants))
+def trees(requests, rows, pages):
+    masks = [[1 << i for i in range(rows)]] * requests
+    table = torch.zeros(requests, pages, dtype=torch.int32)
+    return make_batch([[0] * rows] * requests, table, prefix=[pages * 8] * requests, offset=[0] * requests, masks=masks)
 
 
-def type_of(value):
-    if isinstance(value, torch.Tensor):
-        return "*" + NAMES[value.dtype]
-    return "i32" if isinstance(value, int) else "fp32"
-
-
-kernels._attend, kernels._merge = Launch(kernels._attend), Launch(kernels._merge)
-batch = make_batch([[0, 0]], scattered_pages(1, 64), prefix=[600], offset=[0], masks=[[1, 3]])
-for dtype in (torch.bfloat16, torch.float32):
-    query, keys = torch.zeros(2, 8, 128, dtype=dtype), torch.zeros(1024, 2, 128, dtype=dtype)
-    for rows in (batch, batch._replace(window_mask=None)):
-        for sinks in (None, query[0, :, 0].clone()):
-            kernels.TritonAttention(rows, 16).attend(query, keys, keys, sinks)
-for kernel, given, constants in launched:
-    names = kernel.arg_names
-    signature = dict(zip(names, map(type_of, given))) | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    print(compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32)).metadata.shared)
+launched = [kernels._attend, kernels._merge]
 """
+_TRAFFIC = """
+for pages in (517, 8197):  # contexts of 8 thousand and 128 thousand tokens
+    for requests in (1, 2, 3, 15, 16, 17, 32, 33, 64):
+        for batch in (trees(requests, 8, pages), trees(requests, 1, pages)._replace(window_mask=None)):
+            attend(batch, 32, 8, 128, torch.bfloat16)
+attend(trees(1, 20, 3)._replace(window_mask=None), 32, 8, 128, torch.bfloat16)  # a first prompt, in one split
+"""
+_SMALL_HEADS = """
+attend(trees(2, 8, 517), 64, 8, 64, torch.bfloat16, window=128, sinks=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
+    """A server's rounds with 1 to 64 requests, on the shapes of an 8B target."""
+    return compiled(_PROGRAM + _TRAFFIC, tmp_path_factory.mktemp("triton"))
+
+
+def test_a_server_compiles_once_for_trees_and_once_for_chains(traffic: list[Compiled]) -> None:
+    """A compilation takes seconds, in which all requests wait."""
+    assert [variant.kernel for variant in traffic] == ["_attend", "_attend", "_merge"]
+
+
+def test_keys_that_all_rows_see_take_few_instructions(traffic: list[Compiled], tmp_path: Path) -> None:
+    """At most 480 per 64 keys of 128 numbers: the masked ones' 750 would bind a batch of 64 by issue, not by memory."""
+    assert [variant.loop for variant in traffic[:2]] == pytest.approx([440, 440], abs=40)
+    (small, _) = compiled(_PROGRAM + _SMALL_HEADS, tmp_path)
+    assert 0 < small.loop <= 380
+    for variant in (*traffic[:2], small):
+        assert variant.tensor > 0
+    for variant in (*traffic, small):
+        assert variant.stack == variant.spills == 0
+
+
+def test_no_pool_is_too_large_to_be_addressed(traffic: list[Compiled]) -> None:
+    """A pool of an 8B target has 2 ** 31 keys' numbers at 2.1 million tokens; prompts' queries get there, too."""
+    for variant in traffic[:2]:
+        assert len(variant.offsets) >= 8  # queries, keys and values in two loops, output, sums
+        assert set(variant.offsets) == {"i64"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_they_compile_and_fit(capability: int, tmp_path: Path) -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(capability)], env=environment, capture_output=True, text=True, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    shared = [int(line) for line in done.stdout.split()]
-    assert len(shared) == 16
-    assert max(shared) <= _SMALLEST
+def test_they_fit_smaller_gpus(capability: int, tmp_path: Path) -> None:
+    program = """
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for heads, kv_heads, size in ((32, 8, 128), (9, 3, 64), (32, 32, 96), (8, 4, 256)):
+        for batch in (trees(2, 8, 517), trees(2, 8, 517)._replace(window_mask=None)):
+            for window, sinks in ((0, False), (512, True)):
+                attend(batch, heads, kv_heads, size, dtype, window, sinks)
+"""
+    variants = compiled(_PROGRAM + program, tmp_path, capability)
+    assert len([variant for variant in variants if variant.kernel == "_attend"]) == 3 * 4 * 2 * 2
+    assert max(variant.shared for variant in variants) <= _SMALLEST
+    assert max(variant.stack for variant in variants) == 0
