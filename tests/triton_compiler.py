@@ -25,9 +25,7 @@ class Compiled(NamedTuple):
     spills: int  # instructions that read or write it
     tensor: int  # instructions of tensor cores
     loop: int  # instructions of the shortest loop with tensor-core instructions; 0: there is none
-    offsets: list[
-        str
-    ]  # types of the offsets that tensors of pointers to numbers with a fraction are made with
+    offsets: list[str]  # types in which places in tensors of floats are computed
 
 
 def compiled(program: str, folder: Path, capability: int = 90) -> list[Compiled]:
@@ -108,10 +106,15 @@ def _read(name: str, variant: Any) -> Compiled:
         sum(bool(re.search(r"\b(LDL|STL)\b", instruction)) for _, instruction in lines),
         sum(_on_tensor_cores(instruction) for _, instruction in lines),
         min((len(loop) for loop in loops if any(map(_on_tensor_cores, loop))), default=0),
-        re.findall(
-            r"tt\.addptr .*: tensor<[x\d]*!tt\.ptr<b?f\d+>>, tensor<[x\d]*x(i\d+)>", variant.asm["ttir"]
-        ),
+        _offsets(variant.asm["ttir"]),
     )
+
+
+def _offsets(code: str) -> list[str]:
+    """What is added to tensors of pointers, and i32 where `slot_stride` is used without having been widened."""
+    added = re.findall(r"tt\.addptr .*: tensor<[x\d]*!tt\.ptr<b?f\d+>>, tensor<[x\d]*x(i\d+)>", code)
+    used = re.findall(r"^ *%\S+ = (\S+) .*%slot_stride\b", code, re.MULTILINE)
+    return added + ["i64" if operation == "arith.extsi" else "i32" for operation in used]
 
 
 def _on_tensor_cores(instruction: str) -> bool:
