@@ -9,14 +9,13 @@ import torch
 
 from fledge.engine import Engine
 from fledge.target import Target, qkv
-from tests.triton_compiler import compiled
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytest.importorskip("triton", reason="Triton isn't installed: pip install 'fledge[gpu]'")
 
 from fledge.target import qkv_triton  # noqa: E402
 
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # two roundings
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-2}  # two roundings
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -55,21 +54,3 @@ def test_a_target_decodes_with_it(tiny_target_folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(qkv, "runs_triton", lambda _: True)
     answer = Engine(target).generate([prompt], max_tokens=4, ignore_eos=True)[0]
     assert answer.token_ids == expected.token_ids
-
-
-def test_it_compiles_once_for_all_batches(tmp_path: Path) -> None:
-    variants = compiled(
-        """
-import torch
-from fledge.target import qkv_triton
-for rows in (1, 2, 16, 33):
-    product, pool = torch.zeros(rows, 48, 128, dtype=torch.bfloat16), torch.zeros(64, 8, 128, dtype=torch.bfloat16)
-    rope, norms = (torch.zeros(rows, 64),) * 2, (pool[0, 0].clone(),) * 2
-    qkv_triton.rotate_and_store(product, pool, pool, torch.arange(rows), rope, norms, 1e-5)
-launched = [qkv_triton._rotate_and_store]
-""",
-        tmp_path,
-    )
-    assert len(variants) == 1
-    assert variants[0].stack == 0
-    assert variants[0].offsets[-1] == "i64"  # a slot of a large pool
