@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fledge.attention import reference_attention
 from fledge.draft import DraftVocabulary, runner
@@ -131,6 +134,32 @@ def test_splits_behind_what_there_is_cost_nothing(
     (sums,) = made
     assert sums.shape[2] == splits
     assert sums[:, :, used:].isnan().all()
+
+
+def test_kernels_are_launched_on_their_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, which needn't be the target's."""
+    current = ["cuda:0"]
+    launched: list[str] = []
+
+    class Launch:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *_, **__: launched.append(current[-1])
+
+    @contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        current.append(str(tensor.device))
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(kernels, "_attend", Launch())
+    monkeypatch.setattr(kernels, "_merge", Launch())
+    batch = make_batch([[0] * 3], scattered_pages(1, 64), prefix=[600])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query, keys = (torch.empty(3, n, 64, device="cuda:1") for n in (4, 2))
+        kernels.TritonAttention(batch, 16).attend(query, keys, keys)
+    assert launched == ["cuda:1", "cuda:1"]
+    assert current == ["cuda:0"]
 
 
 def test_a_target_decodes_with_it(tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,6 +260,15 @@ def test_a_head_that_runs_the_race_names_its_winner_more_often_than_by_probabili
     assert torch.equal(foreseen(near, torch.arange(50), greedy), near)
 
 
+def test_a_head_sorts_no_probabilities_unless_some_request_truncates(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(2)).log_softmax(-1)
+    drawn = draws(rows(20, min_p=0.1, seed=5), torch.arange(20))
+    assert drawn is not None
+    expected = foreseen(logits, torch.arange(50), drawn._replace(truncates=True))
+    monkeypatch.setattr(torch.Tensor, "sort", None)
+    assert torch.equal(foreseen(logits, torch.arange(50), drawn), expected)
+
+
 def test_a_head_that_gives_unfit_tokens_a_share_names_more_winners_at_its_own_temperature() -> None:
     count = 4000
     logits = torch.randn(count, 50, generator=torch.Generator().manual_seed(3)) * 2.5

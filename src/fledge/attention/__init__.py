@@ -5,7 +5,6 @@ The CPU path with compiled kernels is `native/attention.h`, part of whole-layer 
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Protocol
 
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from fledge.attention.batched import PagedAttention
 from fledge.attention.layout import PagedRows
 from fledge.attention.reference import reference_attention
+from fledge.base.kernels import runs_triton
 
 
 class Attention(Protocol):
@@ -32,7 +32,7 @@ def paged_attention(rows: PagedRows, page_size: int, window: int = 0) -> Attenti
 
     `window`: how many tokens a row sees at most, including its own, at least 64; 0: all.
     """
-    if rows.page_table.is_cuda and find_spec("triton") is not None:
+    if runs_triton(rows.page_table):
         from fledge.attention.triton import TritonAttention  # only a GPU machine needs it
 
         return TritonAttention(rows, page_size, window)

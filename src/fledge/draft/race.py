@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.base.kernels import runs_triton
+
 _HALF = (1 << 32) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35  # murmur3's finaliser (Appleby)
 _FILTERED = 1e-6  # share of its weight that a filtered token keeps
@@ -36,10 +38,15 @@ class Draws(NamedTuple):
     top_p: Tensor  # [M] float32
     min_p: Tensor  # [M] float32
     coin: Tensor  # [M] int64
+    truncates: bool = True  # some row uses top-k or top-p
 
 
 def unit_times(coins: Tensor, token_ids: Tensor) -> Tensor:
     """Exponentially distributed numbers [M, V] float32 for `coins` [M] int64 and tokens [V], equal on every backend."""
+    if runs_triton(coins):
+        from fledge.draft import race_triton  # only a GPU machine needs it
+
+        return race_triton.unit_times(coins, token_ids)
     low, high = (coins & _HALF)[:, None], ((coins >> 32) & _HALF)[:, None]
     z = _mixed(_mixed((token_ids * _GOLDEN + low) & _HALF) ^ high)
     unit = ((z >> 9).to(torch.float32) + 0.5) * 2.0**-23  # in (0, 1), exact
@@ -51,7 +58,9 @@ def foreseen(log_probs: Tensor, token_ids: Tensor, draws: Draws) -> Tensor:
     temperature = draws.temperature[:, None]
     scaled = log_probs / temperature.clamp(min=1e-4)
     weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
-    least = torch.maximum(draws.min_p[:, None], truncation_threshold(weights, draws.top_k, draws.top_p))
+    least = draws.min_p[:, None]
+    if draws.truncates:
+        least = torch.maximum(least, truncation_threshold(weights, draws.top_k, draws.top_p))
     weights = torch.where(weights >= least, weights, _FILTERED * weights)
     won = weights.log() - unit_times(draws.coin, token_ids).log()
     return torch.where(temperature > 0, won.log_softmax(-1), log_probs)

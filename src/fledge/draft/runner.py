@@ -18,7 +18,8 @@ from fledge.draft.race import Draws, foreseen
 from fledge.draft.weights import HeadWeights
 from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
-from fledge.target.rope import apply_rope, rope_tables
+from fledge.target.qkv import rotate_and_store
+from fledge.target.rope import rope_tables
 
 DraftWeights = Literal["int8", "bfloat16"]  # storage of the head's matrices
 
@@ -146,10 +147,9 @@ class TorchHeadRunner:
         both = torch.cat((F.rms_norm(embedded, shape, w.input_norm, eps), normed), dim=-1)
         h = normed if c.norm_before_residual else h
         qkv = F.linear(both, w.qkv).view(-1, heads + 2 * kv_heads, c.head_dim)
-        turned = apply_rope(qkv[:, : heads + kv_heads], self._cos[positions], self._sin[positions])
-        kv[0].index_copy_(0, attention.write_slots, turned[:, heads:])
-        kv[1].index_copy_(0, attention.write_slots, qkv[:, heads + kv_heads :])
-        mixed = attention.attend(turned[:, :heads], kv[0], kv[1]).reshape(h.shape[0], -1)
+        rope = self._cos[positions], self._sin[positions]
+        query = rotate_and_store(qkv, kv[0], kv[1], attention.write_slots, rope)
+        mixed = attention.attend(query, kv[0], kv[1]).reshape(h.shape[0], -1)
         if batch.logit_rows is not None:  # only these rows are needed from here
             h, mixed = h.index_select(0, batch.logit_rows), mixed.index_select(0, batch.logit_rows)
         h = h + F.linear(mixed, w.o)

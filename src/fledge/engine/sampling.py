@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.base.kernels import runs_triton
 from fledge.draft.race import HEAD_TEMPERATURE, Draws, truncation_threshold, unit_times
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)
@@ -85,7 +86,7 @@ def draws(rows: RowSampling | None, position: Tensor) -> Draws | None:
     if rows is None:
         return None
     temperature, coin = rows.temperature * HEAD_TEMPERATURE, coins(rows.seed_key, position)
-    return Draws(temperature, rows.top_k, rows.top_p, rows.min_p, coin)
+    return Draws(temperature, rows.top_k, rows.top_p, rows.min_p, coin, rows.truncates)
 
 
 def choose(
@@ -114,6 +115,10 @@ def choose(
 
 def sample(logits: Tensor, rows: RowSampling, tossed: Tensor) -> Tensor:
     """One draw per row with the coins `tossed` [M]; the reference for native samplers."""
+    if runs_triton(logits) and not rows.truncates:
+        from fledge.draft import race_triton  # only a GPU machine needs it
+
+        return race_triton.winners(logits, rows.temperature, rows.min_p, tossed)
     token_ids = torch.arange(logits.shape[-1], device=logits.device)
     weights = processed_weights(logits, rows)
     step = max(_MOST_TIMES // logits.shape[-1], 1)

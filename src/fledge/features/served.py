@@ -23,7 +23,7 @@ from fledge.data import Conversation
 from fledge.features.extract import likeliest_next, sample_of
 from fledge.features.shard import FeatureSample
 from fledge.target import Target
-from fledge.target.decoder import rms_norm
+from fledge.target.qkv import rms_norm
 
 
 def server_arguments(target: Target, folder: str) -> list[str]:

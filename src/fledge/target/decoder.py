@@ -11,7 +11,8 @@ from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import mix_experts
-from fledge.target.rope import apply_rope, rope_table, window_rope_table
+from fledge.target.qkv import rms_norm, rotate_and_store
+from fledge.target.rope import rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 # Rows per lm_head call when only the argmax is wanted: [256, V] float32 at a time, however long the prompt.
@@ -118,17 +119,9 @@ class TorchDecoder:
         c, eps = self.config, self.config.rms_norm_eps
         qkv = F.linear(rms_norm(x, w.input_norm, eps), w.qkv, w.qkv_bias)
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)  # [R, heads + 2 * kv_heads, D]
-        query, key, value = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-        if w.q_norm is not None and w.k_norm is not None:
-            query, key = rms_norm(query, w.q_norm, eps), rms_norm(key, w.k_norm, eps)
-            turned = torch.cat((query, key), dim=1)
-        else:
-            turned = heads[:, : c.num_heads + c.num_kv_heads]
-        if rope is not None:
-            turned = apply_rope(turned, *rope)
-        kv[0].index_copy_(0, attention.write_slots, turned[:, c.num_heads :])
-        kv[1].index_copy_(0, attention.write_slots, value)
-        mixed = attention.attend(turned[:, : c.num_heads], kv[0], kv[1], w.sinks)  # [R, heads, D]
+        norms = None if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)
+        query = rotate_and_store(heads, kv[0], kv[1], attention.write_slots, rope, norms, eps)
+        mixed = attention.attend(query, kv[0], kv[1], w.sinks)  # [R, heads, D]
         mixed = mixed.reshape(x.shape[0], -1)
         if kept is not None:
             x, mixed = x.index_select(0, kept), mixed.index_select(0, kept)
@@ -148,10 +141,3 @@ class TorchDecoder:
             F.linear(rows, self._weights.lm_head).max(dim=-1).indices for rows in hidden.split(_ARGMAX_ROWS)
         ]
         return torch.cat(parts) if parts else hidden.new_empty(0, dtype=torch.int64)
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x [..., N] over its root mean square times weight [N], in x's dtype; x itself where there is no weight."""
-    if weight is None:
-        return x
-    return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
