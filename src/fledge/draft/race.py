@@ -36,6 +36,9 @@ class Draws(NamedTuple):
     top_p: Tensor  # [M] float32
     min_p: Tensor  # [M] float32
     coin: Tensor  # [M] int64
+    truncates: bool = (
+        True  # some row uses top-k or top-p: on the host, since to find their thresholds is a sort
+    )
 
 
 def unit_times(coins: Tensor, token_ids: Tensor) -> Tensor:
@@ -51,7 +54,9 @@ def foreseen(log_probs: Tensor, token_ids: Tensor, draws: Draws) -> Tensor:
     temperature = draws.temperature[:, None]
     scaled = log_probs / temperature.clamp(min=1e-4)
     weights = (scaled - scaled.amax(-1, keepdim=True)).exp()
-    least = torch.maximum(draws.min_p[:, None], truncation_threshold(weights, draws.top_k, draws.top_p))
+    least = draws.min_p[:, None]
+    if draws.truncates:
+        least = torch.maximum(least, truncation_threshold(weights, draws.top_k, draws.top_p))
     weights = torch.where(weights >= least, weights, _FILTERED * weights)
     won = weights.log() - unit_times(draws.coin, token_ids).log()
     return torch.where(temperature > 0, won.log_softmax(-1), log_probs)

@@ -120,7 +120,9 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     drafter = eagle or own
     history = context + reserve + 1 if lookup or own else 0
     states: list[RowState] = [selection] if drafter is None else [selection, drafter]
-    batch = RunningBatch(BatchSizes(options.max_batch, pages, history), decoder.device, states)
+    batch = RunningBatch(
+        BatchSizes(options.max_batch, pages, history, decoder.page_size), decoder.device, states
+    )
     verifier, clock = Verifier(target, selection), PhaseClock()
     recorded = RecordedRounds(CudaRecorder(decoder.device)) if options.cuda_graphs else None
     rounds: TorchRounds

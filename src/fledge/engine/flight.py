@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+
+from fledge.engine.transfer import to_host
 
 T = TypeVar("T")
 
@@ -143,18 +144,6 @@ class StreamFlight(Flight):
 def make_flight(device: torch.device, ahead: int) -> Flight:
     """A GPU's work is timed by events on a stream, so it has one without overlap, too."""
     return StreamFlight(device, ahead) if device.type == "cuda" else Flight(ahead)
-
-
-def to_host(value: Any) -> Any:
-    """A nest of tuples and lists with its device tensors copied to pinned memory, without waiting for the copies."""
-    if isinstance(value, Tensor) and value.device.type == "cuda":
-        return torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
-    if isinstance(value, tuple | list):
-        copies = [to_host(part) for part in value]
-        if isinstance(value, list):
-            return copies
-        return value._make(copies) if hasattr(value, "_make") else tuple(copies)
-    return value
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

@@ -85,7 +85,7 @@ def draws(rows: RowSampling | None, position: Tensor) -> Draws | None:
     if rows is None:
         return None
     temperature, coin = rows.temperature * HEAD_TEMPERATURE, coins(rows.seed_key, position)
-    return Draws(temperature, rows.top_k, rows.top_p, rows.min_p, coin)
+    return Draws(temperature, rows.top_k, rows.top_p, rows.min_p, coin, rows.truncates)
 
 
 def choose(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fledge.attention import Attention, paged_attention
 from fledge.native.abi import MOST_NODES
-from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
+from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode, on_its_device
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import mix_experts
 from fledge.target.rope import apply_rope, rope_table, window_rope_table
@@ -49,6 +49,7 @@ class TorchDecoder:
         return c.num_layers * 2 * c.num_kv_heads * c.head_dim * self.dtype.itemsize
 
     @torch.no_grad()
+    @on_its_device
     def forward(
         self,
         batch: ForwardBatch,
