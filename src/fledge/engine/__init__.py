@@ -18,6 +18,7 @@ What they stand on:
     the target      forwards.py: a forward over the pool's pages, and the token each row yields
     choosing        sampling.py chooses a token; selection.py says how each request's rows choose: penalties.py,
                     logprobs.py, structured.py (answers of a wanted form)
+    to and fro      transfer.py: numbers between host and device, without waiting
     a plan          shapes.py: the trees there are; measure.py times forwards for the planner at start
     around it       options.py, checks.py, memory.py, phases.py (where time goes), stats.py
 """
