@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (given.results if gpu else given.rehearsal) / f"gpu-{card}.jsonl", 60 * given.minutes, small=not gpu
     )
     if not gpu:
+        torch.set_num_threads(1)  # more of them wait for each other at such sizes
         print(
             "a rehearsal at tiny sizes, without a CUDA GPU with interpreted kernels: its numbers mean nothing"
         )
