@@ -27,7 +27,7 @@ MOST_FILES = [
     ("torch", PENALTY, 35),
 ]
 # Of rounds/torch.py and all of the engine's files that it imports, directly or not.
-MOST_LINES = 1000
+MOST_LINES = 1120
 
 
 @pytest.mark.parametrize(("backend", "options", "most"), MOST_FILES)

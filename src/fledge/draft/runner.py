@@ -17,7 +17,8 @@ from fledge.draft.config import HeadConfig
 from fledge.draft.race import Draws, foreseen
 from fledge.draft.weights import HeadWeights
 from fledge.native.abi import MOST_NODES
-from fledge.target.batch import ForwardBatch, on_its_device
+from fledge.target.batch import ForwardBatch
+from fledge.target.decoder import on_its_device
 from fledge.target.rope import apply_rope, rope_tables
 
 DraftWeights = Literal["int8", "bfloat16"]  # storage of the head's matrices

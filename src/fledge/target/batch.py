@@ -12,9 +12,8 @@ window entries whose bit is set in its ``window_mask`` (bit j = index ``prefix_l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from typing import Concatenate, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -36,26 +35,6 @@ class ForwardBatch(NamedTuple):
     page_table: Tensor  # [B, P] int32
     window_mask: Tensor | None = None  # [R] int64; None: causal within the window
     logit_rows: Tensor | None = None  # [M] int32, rows whose logits are wanted; None: all
-
-
-_Self = TypeVar("_Self")
-_Out = TypeVar("_Out")
-_Options = ParamSpec("_Options")
-
-
-def on_its_device(
-    forward: Callable[Concatenate[_Self, ForwardBatch, Tensor, _Options], _Out],
-) -> Callable[Concatenate[_Self, ForwardBatch, Tensor, _Options], _Out]:
-    """Run a forward with its KV's device as the present one, which is where Triton launches kernels."""
-
-    @wraps(forward)
-    def run(
-        self: _Self, batch: ForwardBatch, kv: Tensor, *args: _Options.args, **options: _Options.kwargs
-    ) -> _Out:
-        with torch.cuda.device_of(kv):
-            return forward(self, batch, kv, *args, **options)
-
-    return run
 
 
 def one_sequence(token_ids: Sequence[int], page_size: int, device: torch.device) -> ForwardBatch:

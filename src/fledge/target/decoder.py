@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.attention import Attention, paged_attention
 from fledge.native.abi import MOST_NODES
-from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode, on_its_device
+from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import mix_experts
 from fledge.target.rope import apply_rope, rope_table, window_rope_table
@@ -16,6 +20,26 @@ from fledge.target.weights import DecoderWeights, LayerWeights
 
 # Rows per lm_head call when only the argmax is wanted: [256, V] float32 at a time, however long the prompt.
 _ARGMAX_ROWS = 256
+
+
+_Self = TypeVar("_Self")
+_Out = TypeVar("_Out")
+_Options = ParamSpec("_Options")
+
+
+def on_its_device(
+    forward: Callable[Concatenate[_Self, ForwardBatch, Tensor, _Options], _Out],
+) -> Callable[Concatenate[_Self, ForwardBatch, Tensor, _Options], _Out]:
+    """Run a forward with its KV's device as the present one, which is where Triton launches kernels."""
+
+    @wraps(forward)
+    def run(
+        self: _Self, batch: ForwardBatch, kv: Tensor, *args: _Options.args, **options: _Options.kwargs
+    ) -> _Out:
+        with torch.cuda.device_of(kv):
+            return forward(self, batch, kv, *args, **options)
+
+    return run
 
 
 class TorchDecoder:
