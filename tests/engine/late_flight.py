@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fledge.engine.flight import Flight, Landed, map_tensors
+from fledge.base.transfer import map_tensors
+from fledge.engine.flight import Flight, Landed
 
 
 class LateFlight(Flight):

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fledge.base.errors import EngineError
+from fledge.base.transfer import to_host
 from fledge.engine import Engine
-from fledge.engine.flight import Flight, StreamFlight, make_flight, map_tensors, to_host
+from fledge.engine.flight import Flight, StreamFlight, make_flight
 from fledge.target.target import Target
 from tests.engine.late_flight import LateFlight
 
@@ -75,7 +76,7 @@ def test_time_between_launches_is_exposed_unless_the_host_had_nothing_to_do() ->
 
 def test_results_on_the_host_stay_what_they_are() -> None:
     tensor = torch.arange(3)
-    assert map_tensors((1, [tensor], None), to_host)[1][0] is tensor
+    assert to_host((1, [tensor], None))[1][0] is tensor
 
 
 class _Clock:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fledge.base.errors import EngineError
-from fledge.engine import PLAIN, Candidates, Engine, SamplingParams, StepResult, TreeShape, measure
+from fledge.engine import PLAIN, Candidates, Engine, SamplingParams, StepResult, TreeShape, batch, measure
 from fledge.engine.batch import RunningBatch
 from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner import RoundPlan
@@ -22,7 +22,7 @@ from tests.engine.op_recorder import act_like_a_gpu
 from tests.tiny import TinyShape, save_tiny_target
 
 SHAPES = [None, TreeShape(3, 2, 7), TreeShape(2, 4, 8, 6), TreeShape(4, 1, 5)]
-KEY = RoundKey(1, PLAIN, False, False, "greedy")
+KEY = RoundKey(1, PLAIN, False, False, "greedy", 0)
 
 
 @pytest.fixture
@@ -109,6 +109,27 @@ def test_replayed_rounds_are_those_that_would_be_launched(
     assert rounds.replayed > 2 * rounds.recorded
 
 
+def test_a_replay_looks_as_far_back_as_a_launch(
+    looping: Target, like_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookup reads a power of two of tokens: a round that was recorded with fewer isn't replayed."""
+    monkeypatch.setattr(batch, "_SHORTEST_HISTORY", 16)
+    prompt, params = [[*range(20, 26)] * 2], [SamplingParams(max_tokens=110, ignore_eos=True)]
+    launched, recorded = (
+        Engine(looping, noisy_head(looping), max_batch=1, tree=TreeShape(2, 2, 8, 6), cuda_graphs=graphs)
+        for graphs in (False, True)
+    )
+    rounds = recorded._core._rounds.recorded
+    assert rounds is not None
+    # Not the first: one that doesn't speculate.
+    found = [
+        told(one, [[7], *prompt], [SamplingParams(max_tokens=1), *params])[1] for one in (launched, recorded)
+    ]
+    assert found[0] == found[1]
+    assert rounds.recorded >= 3
+    assert rounds.replayed > rounds.recorded
+
+
 def test_costs_are_those_of_replays(target: Target, like_a_gpu: None) -> None:
     """Also where the target's own were measured without."""
     Engine(target, noisy_head(target), max_batch=2, max_context=64)
@@ -147,9 +168,9 @@ def test_what_cannot_be_recorded_is_said(
     engine = Engine(target, max_batch=2, max_context=64, cuda_graphs=True)
     propose = Eagle.propose
 
-    def reading(eagle: Eagle, batch: RunningBatch, plan: RoundPlan) -> Candidates:
-        assert batch.view().bonus.sum().item() >= 0
-        return propose(eagle, batch, plan)
+    def reading(eagle: Eagle, running: RunningBatch, plan: RoundPlan) -> Candidates:
+        assert running.view().bonus.sum().item() >= 0
+        return propose(eagle, running, plan)
 
     monkeypatch.setattr(Eagle, "propose", reading)
     head = Engine(target, noisy_head(target), max_batch=2, max_context=64, tree=SHAPES[2], cuda_graphs=True)

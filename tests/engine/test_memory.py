@@ -46,6 +46,23 @@ def test_the_tightest_limit_of_the_groups_around_a_service_counts(
     assert memory.free_memory(cpu) > 500_000
 
 
+def test_a_gpus_pool_takes_most_of_what_activations_leave(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share and the sizes; that nothing else needs memory there, only a GPU can tell."""
+    monkeypatch.setattr(memory, "free_memory", lambda device: 10_000)
+    assert memory.memory_for_kv(torch.device("cuda"), 2_000) == 7_200
+    assert memory.memory_for_kv(torch.device("cuda"), 20_000) == 0
+    few, more_rows, more_logits = (
+        memory.activation_bytes(target.config, rows, logits, 2)
+        for rows, logits in ((1, 0), (1024, 0), (1024, 64))
+    )
+    assert more_rows == 1024 * few
+    assert more_logits - more_rows >= 2 * 64 * target.config.vocab_size * 4
+    wide = 2 * target.config.intermediate_size + 3 * target.config.hidden_size  # gate and up; three features
+    assert few > 2 * wide
+
+
 def test_the_pool_takes_a_quarter_of_what_is_free_at_most(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

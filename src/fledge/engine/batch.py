@@ -16,10 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.base.transfer import HostTable, write
 from fledge.target.batch import PADDING_PAGE
+
+_SHORTEST_HISTORY = 256  # tokens that are looked at anyway, so that there are few shapes
 
 
 class Member(Protocol):
@@ -58,6 +62,7 @@ class BatchSizes(NamedTuple):
     rows: int  # most requests that run at once
     pages: int  # most pages one request can own
     history: int = 0  # T, tokens of context and window that drafters can see
+    page_size: int = 0  # with it histories are looked at as far as pages reach, else all of them
 
 
 class Carried(NamedTuple):
@@ -77,38 +82,6 @@ class Speculating(NamedTuple):
     rows: list[int] | None  # their numbers, where there is a mask
 
 
-class HostTable:
-    """A table [rows, width] int32 that the host writes and the device reads: on a CPU the same memory."""
-
-    def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        host = torch.full((rows, width), PADDING_PAGE, dtype=torch.int32)
-        self.tensor = host.to(device)
-        self._host, self._numbers = host, host.numpy()
-
-    def write(self, row: int, start: int, values: Sequence[int]) -> None:
-        """Values into a row from column `start` on."""
-        self._numbers[row, start : start + len(values)] = values
-        self._send(row)
-
-    def fill(self, row: int, values: Sequence[int]) -> None:
-        """Values into a row from its first column on, and padding behind them."""
-        self._numbers[row] = PADDING_PAGE
-        self.write(row, 0, values)
-
-    def copy(self, row: int, over: int) -> None:
-        """One row over another."""
-        self._numbers[over] = self._numbers[row]
-        self._send(over)
-
-    def read(self, row: int) -> list[int]:
-        """A row."""
-        return [int(value) for value in self._numbers[row]]
-
-    def _send(self, row: int) -> None:
-        if self.tensor is not self._host:
-            self.tensor[row] = self._host[row].to(self.tensor.device)
-
-
 class RunningBatch:
     """Rows of carried state, and what the host needs to know of them to launch a round."""
 
@@ -116,7 +89,7 @@ class RunningBatch:
         rows = sizes.rows
         self.sizes, self.device, self._states = sizes, device, states
         self.size = 0
-        self._pages = HostTable(rows, sizes.pages, device)
+        self._pages = HostTable(rows, sizes.pages, device, PADDING_PAGE)
         self._state = Carried(
             length=torch.zeros(rows, dtype=torch.int32, device=device),
             bonus=torch.zeros(rows, dtype=torch.int64, device=device),
@@ -124,6 +97,7 @@ class RunningBatch:
             history=torch.zeros(rows, sizes.history, dtype=torch.int32, device=device),
         )
         self._views: dict[int, Carried] = {}
+        self._owned = [0] * rows  # pages of each
         self._speculates = [False] * rows
         self._speculating: Speculating | None = None
         self._mask = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -135,17 +109,25 @@ class RunningBatch:
             view = self._views[self.size] = Carried(*(tensor[: self.size] for tensor in self._state))
         return view
 
+    def history(self) -> Tensor:
+        """[B, T'] int32, the histories as far as any running request has pages; T' is a power of two, or T."""
+        whole, owned = self.view().history, max(self._owned[: self.size], default=0)
+        reached = 1 << (owned * self.sizes.page_size - 1).bit_length()
+        least = _SHORTEST_HISTORY if self.sizes.page_size else self.sizes.history
+        return whole[:, : max(reached, least)]
+
     def append(self, request: Member, pages: Sequence[int], bonus: Tensor) -> None:
         """A row for a request whose prefill is done; `bonus` [] int64 is the token it yielded."""
         row = self.size
         self.size += 1
         state = self._state
-        state.length[row] = request.prefill_length
+        state.length[row].fill_(request.prefill_length)
         state.bonus[row] = bonus
         self._pages.fill(row, pages)
+        self._owned[row] = len(pages)
         if self.sizes.history:
             context = request.context(0, request.prefill_length)
-            state.history[row, : len(context)] = torch.tensor(context, dtype=torch.int32, device=self.device)
+            write(state.history[row, : len(context)], np.array(context, np.int32))
             state.history[row, len(context)] = bonus
         self._speculates[row] = request.speculate
         self._speculating = None
@@ -160,6 +142,7 @@ class RunningBatch:
             for tensor in (self._state.length, self._state.bonus, self._state.history):
                 tensor[row] = tensor[last]
             self._pages.copy(last, over=row)
+            self._owned[row] = self._owned[last]
             self._speculates[row] = self._speculates[last]
         self._speculating = None
         for one in self._states:
@@ -175,6 +158,7 @@ class RunningBatch:
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
         """A request's pages from number `start` on into its row."""
         self._pages.write(row, start, pages)
+        self._owned[row] = start + len(pages)
         for one in self._states:
             one.enter_pages(row, start, pages)
 
@@ -193,7 +177,8 @@ class RunningBatch:
             flags = self._speculates[: self.size]
             mask = rows = None
             if not all(flags):
-                mask = self._mask[: self.size].copy_(torch.tensor(flags))
+                mask = self._mask[: self.size]
+                write(mask, np.array(flags))
                 rows = [row for row, flag in enumerate(flags) if flag]
             self._speculating = Speculating(any(flags), mask, rows)
         return self._speculating

@@ -18,7 +18,7 @@ from fledge.engine.drafters.eagle import Eagle, HeadSizes
 from fledge.engine.flight import Flight, make_flight
 from fledge.engine.forwards import TargetForward
 from fledge.engine.measure import measure_cost
-from fledge.engine.memory import free_memory, memory_for_kv
+from fledge.engine.memory import activation_bytes, free_memory, memory_for_kv
 from fledge.engine.options import EngineOptions
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import AdaptivePlanner, FixedPlanner, Planner
@@ -95,7 +95,8 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     # The host composes a round while the one before it may still commit this many tokens.
     ahead = max(shape.reach for shape in bounds) + 1 if overlap else 0
     reserve = window + ahead
-    pool, context = _size_pool(decoder, head, options, reserve)
+    nodes = max(shape.nodes for shape in bounds)
+    pool, context = _size_pool(decoder, head, options, reserve, nodes)
     last_position = decoder.config.max_position_embeddings - 1
     target = TargetForward(
         decoder, decoder.allocate_kv(pool.pages), pool.pages, last_position,
@@ -120,7 +121,9 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     drafter = eagle or own
     history = context + reserve + 1 if lookup or own else 0
     states: list[RowState] = [selection] if drafter is None else [selection, drafter]
-    batch = RunningBatch(BatchSizes(options.max_batch, pages, history), decoder.device, states)
+    batch = RunningBatch(
+        BatchSizes(options.max_batch, pages, history, decoder.page_size), decoder.device, states
+    )
     verifier, clock = Verifier(target, selection), PhaseClock()
     recorded = RecordedRounds(CudaRecorder(decoder.device)) if options.cuda_graphs else None
     rounds: TorchRounds
@@ -187,9 +190,12 @@ def _forget(pools: Sequence[Tensor], pages: Sequence[int]) -> None:
 
 
 def _size_pool(
-    decoder: Decoder, head: HeadRunner | None, options: EngineOptions, reserve: int
+    decoder: Decoder, head: HeadRunner | None, options: EngineOptions, reserve: int, nodes: int
 ) -> tuple[PagePool, int]:
-    """The pool, and how many tokens of context a request may have; `reserve` more are kept for its next rounds."""
+    """The pool, and how many tokens of context a request may have; `reserve` more are kept for its next rounds.
+
+    `nodes`: of a draft tree, at most.
+    """
     limit = decoder.config.max_position_embeddings
     context = limit if options.max_context is None else options.max_context
     size = decoder.page_size
@@ -197,7 +203,12 @@ def _size_pool(
     tokens = options.kv_tokens
     if tokens is None:
         wanted = options.max_batch * (-(-(context + reserve) // size) * size)
-        tokens = min(wanted, memory_for_kv(decoder.device) // token_bytes)
+        rows = options.max_batch * nodes
+        needed = activation_bytes(
+            decoder.config, max(rows, options.prefill_rows), rows, decoder.dtype.itemsize
+        )
+        recorded = 2 if options.cuda_graphs else 1  # recordings keep theirs
+        tokens = min(wanted, memory_for_kv(decoder.device, recorded * needed) // token_bytes)
     free = free_memory(decoder.device)
     if tokens * token_bytes > free:
         raise EngineError(

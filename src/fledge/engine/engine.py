@@ -52,7 +52,8 @@ class Engine:
 
     drafter: a drafter of your own in place of a head (`fledge.engine.Drafter`), or `Lookup()`: prompt lookup alone.
     max_context: most tokens of a prompt and its answer together; left out, what target and memory allow.
-    kv_tokens: tokens the KV pool holds; left out, a quarter of the free memory at most.
+    kv_tokens: tokens the KV pool holds; left out, a quarter of the host's free memory at most, on a GPU nine tenths of
+    what weights and activations leave.
     tree: the draft tree of every round; left out, the planner chooses, "no speculation" included.
     lookup: most tokens that prompt lookup adds to a draft tree, from repetitions in the request's own tokens; 0: none;
     left out, 15 unless `tree` says otherwise.

@@ -21,7 +21,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+
+from fledge.base.transfer import to_host
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class StreamFlight(Flight):
         if before is None:  # the device has been idle since
             self.settle()
         begin.record(self._stream)
-        value = map_tensors(work(), to_host)
+        value = to_host(work())
         end.record(self._stream)
         self._last = end
 
@@ -143,25 +144,6 @@ class StreamFlight(Flight):
 def make_flight(device: torch.device, ahead: int) -> Flight:
     """A GPU's work is timed by events on a stream, so it has one without overlap, too."""
     return StreamFlight(device, ahead) if device.type == "cuda" else Flight(ahead)
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory of a tensor on a GPU, without waiting for it."""
-    if tensor.device.type != "cuda":
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def map_tensors(value: Any, copy: Callable[[Tensor], Tensor]) -> Any:
-    """A nest of tuples and lists with each tensor replaced by what `copy` makes of it."""
-    if isinstance(value, Tensor):
-        return copy(value)
-    if isinstance(value, tuple | list):
-        copies = [map_tensors(part, copy) for part in value]
-        if isinstance(value, list):
-            return copies
-        return value._make(copies) if hasattr(value, "_make") else tuple(copies)
-    return value
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

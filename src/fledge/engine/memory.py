@@ -7,19 +7,40 @@ from pathlib import Path
 import torch
 
 from fledge.base.memory import system_memory
+from fledge.base.transfer import shared
 from fledge.native.cgroup import own_groups
+from fledge.target.config import DecoderConfig
 
-_SHARE = 0.25  # of what is free now, for the KV of target and head together
+# Of what is free, for the KV of target and head together: a host's memory is others', too, a GPU's is the engine's.
+_HOST_SHARE, _GPU_SHARE = 0.25, 0.9
+_LOGIT_COPIES = 4  # float32: logits, what is made of them, and two temporaries
 
 
-def memory_for_kv(device: torch.device) -> int:
-    """Bytes: a share of the device's free memory, measured now, with the weights loaded."""
-    return int(free_memory(device) * _SHARE)
+def memory_for_kv(device: torch.device, activations: int = 0) -> int:
+    """Bytes: a share of the device's free memory, measured now, with the weights loaded.
+
+    Of a GPU's, `activations` are taken off first.
+    """
+    free = free_memory(device)
+    return int(free * _HOST_SHARE) if shared(device) else int(max(free - activations, 0) * _GPU_SHARE)
+
+
+def activation_bytes(config: DecoderConfig, rows: int, logit_rows: int, itemsize: int) -> int:
+    """About what a forward over `rows` rows needs beside weights and KV; `logit_rows` of them choose a token.
+
+    Where a layer has experts, their rows are counted as a dense layer's.
+    """
+    attention = (
+        3 * config.qkv_size + 2 * config.num_heads * config.head_dim
+    )  # with the rotated ones in float32
+    row = 8 * config.hidden_size + 3 * config.intermediate_size + attention  # residual, features, MLP
+    return rows * row * itemsize + logit_rows * config.vocab_size * 4 * _LOGIT_COPIES
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can be had on the device now."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading the weights has left
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [container_limit(folder) for folder in own_groups()]
     return min([system_memory("MemAvailable"), *(limit for limit in limits if limit is not None)])

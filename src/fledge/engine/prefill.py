@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.base.transfer import to_device
 from fledge.engine.forwards import TargetForward
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.request import Request
@@ -55,10 +56,11 @@ def prefill_target(target: TargetForward, chunks: Sequence[PrefillChunk], *, fea
         return Prefilled(rows, out.features, None)
     finishing = [chunks[number] for number in last]
     device = target.decoder.device
-    wanted = rows._replace(logit_rows=(rows.row_start[1:] - 1)[torch.tensor(last, device=device)])
     requests = [chunk.request for chunk in finishing]
     selection = request_selection(requests, target.decoder.config.vocab_size, device)
-    position = torch.tensor([chunk.stop for chunk in finishing], device=device)
+    ends = np.cumsum([chunk.stop - chunk.start for chunk in chunks], dtype=np.int32)
+    logit_rows, position = to_device(device, ends[last] - 1, np.array([chunk.stop for chunk in finishing]))
+    wanted = rows._replace(logit_rows=logit_rows)
     done = target.choose_tokens(wanted, position, selection=selection, features=features)
     logprobs = None
     if selection is not None and selection.logprobs is not None and done.logits is not None:
@@ -75,9 +77,10 @@ def following_tokens(chunks: Sequence[PrefillChunk], done: Prefilled) -> Tensor:
         if chunk.finishes:
             chosen.append(len(tokens))
             tokens.append(0)
-    following = torch.tensor(tokens, device=done.rows.token_ids.device)
+    device = done.rows.token_ids.device
+    following, rows = to_device(device, np.array(tokens), np.array(chosen, np.int64))
     if done.chosen is not None:
-        following[torch.tensor(chosen, device=following.device)] = done.chosen
+        following[rows] = done.chosen
     return following
 
 
@@ -88,14 +91,17 @@ def chunk_rows(chunks: Sequence[PrefillChunk], device: torch.device) -> ForwardB
     pages = np.full((len(chunks), max(len(chunk.pages) for chunk in chunks)), PADDING_PAGE, np.int32)
     for number, chunk in enumerate(chunks):
         pages[number, : len(chunk.pages)] = chunk.pages
-    positions = np.concatenate([np.arange(chunk.start, chunk.stop, dtype=np.int32) for chunk in chunks])
+    places = np.concatenate([np.arange(chunk.start, chunk.stop, dtype=np.int32) for chunk in chunks])
+    token_ids, positions, row_start, prefix_length, page_table = to_device(
+        device,
+        np.array(tokens, np.int32),
+        places,
+        np.cumsum([0, *lengths], dtype=np.int32),
+        np.array([chunk.start for chunk in chunks], np.int32),
+        pages,
+    )
     return ForwardBatch(
-        token_ids=torch.tensor(tokens, dtype=torch.int32, device=device),
-        positions=torch.from_numpy(positions).to(device),
-        row_start=torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device),
-        prefix_length=torch.tensor([chunk.start for chunk in chunks], dtype=torch.int32, device=device),
-        window_offset=torch.zeros(len(chunks), dtype=torch.int32, device=device),
-        page_table=torch.from_numpy(pages).to(device),
+        token_ids, positions, row_start, prefix_length, torch.zeros_like(prefix_length), page_table
     )
 
 

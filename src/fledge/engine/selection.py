@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.base.transfer import to_device, write
 from fledge.engine.logprobs import LogprobRows
 from fledge.engine.penalties import LogitEdits, TokenCounts
 from fledge.engine.request import Request
@@ -63,7 +64,7 @@ class SelectionRows:
             if self._counts is None:
                 self._counts = _no_counts(self._capacity, self._vocabulary, self._device)
             _count(self._counts, row, request, _prefilled(request))
-            self._counts.generated[row, bonus] += 1
+            self._counts.generated[row].scatter_add_(0, bonus.view(1), bonus.new_ones(1, dtype=torch.int32))
         self._changed()
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
@@ -141,7 +142,7 @@ class SelectionRows:
             return
         if self._penalized is None:
             found = [row for row, request in enumerate(self._requests) if request.params.penalizes]
-            self._penalized = torch.tensor(found, dtype=torch.int64, device=self._device)
+            (self._penalized,) = to_device(self._device, np.array(found))
         rows = self._penalized
         tokens = tokens.index_select(0, rows)
         step = torch.arange(tokens.shape[1], device=tokens.device)
@@ -194,11 +195,12 @@ def _no_counts(rows: int, vocabulary: int, device: torch.device) -> TokenCounts:
 
 
 def _count(counts: TokenCounts, row: int, request: Request, answered: Sequence[int]) -> None:
-    vocabulary, device = counts.generated.shape[1], counts.generated.device
+    vocabulary = counts.generated.shape[1]
     generated = np.bincount(np.array(answered, dtype=np.int64), minlength=vocabulary)
-    counts.generated[row] = torch.from_numpy(generated.astype(np.int32)).to(device)
-    counts.in_prompt[row] = False
-    counts.in_prompt[row, torch.tensor(request.prompt_ids, device=device)] = True
+    in_prompt = np.zeros(vocabulary, bool)
+    in_prompt[request.prompt_ids] = True
+    write(counts.generated[row], generated.astype(np.int32))
+    write(counts.in_prompt[row], in_prompt)
 
 
 def _selection(
@@ -224,14 +226,16 @@ def _row_sampling(requests: Sequence[Request], nodes: int, device: torch.device)
     numbers = numbers.repeat(nodes, axis=0)  # [B * N, 4]
     keys = np.array([request.key for request in requests], np.int64).repeat(nodes)
     sampled = np.flatnonzero(numbers[:, 0])
-    columns = torch.from_numpy(np.ascontiguousarray(numbers.T)).to(device)
+    temperature, top_k, top_p, min_p, seed_key, warm = to_device(
+        device, *(column.copy() for column in numbers.T), keys, sampled
+    )
     return RowSampling(
-        temperature=columns[0],
-        top_k=columns[1].to(torch.int64),
-        top_p=columns[2],
-        min_p=columns[3],
-        seed_key=torch.from_numpy(keys).to(device),
-        sampled=None if len(sampled) == len(numbers) else torch.from_numpy(sampled).to(device),
+        temperature=temperature,
+        top_k=top_k.to(torch.int64),
+        top_p=top_p,
+        min_p=min_p,
+        seed_key=seed_key,
+        sampled=None if len(sampled) == len(numbers) else warm,
         truncates=bool(((numbers[:, 1] > 0) | (numbers[:, 2] < 1)).any()),
     )
 
@@ -261,20 +265,27 @@ def _edits(
         if request.ends_late:
             ends[row] = np.resize(sorted(request.stop_ids), most)  # fewer are repeated
             ends_from[row] = len(request.prompt_ids) + request.params.min_tokens
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
-
+    penalties = [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for p in params]
+    rows, columns, *others = to_device(
+        device,
+        np.array([row for row, _ in chosen]),
+        np.array(penalties, np.float32),  # [n, 3]
+        bias_ids,
+        bias,
+        ends,
+        ends_from,
+    )
+    repetition, presence, frequency = columns.split(1, 1)
     return LogitEdits(
-        requests=torch.tensor([row for row, _ in chosen], device=device),
+        requests=rows,
         counts=counts if any(p.penalizes for p in params) else None,
-        repetition=column([p.repetition_penalty for p in params]),
-        presence=column([p.presence_penalty for p in params]),
-        frequency=column([p.frequency_penalty for p in params]),
-        bias_ids=torch.from_numpy(bias_ids).to(device),
-        bias=torch.from_numpy(bias).to(device),
-        ends=torch.from_numpy(ends).to(device),
-        ends_from=torch.from_numpy(ends_from).to(device),
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+        bias_ids=others[0],
+        bias=others[1],
+        ends=others[2],
+        ends_from=others[3],
         followers=[followers.get(r.id) for _, r in chosen],
     )
 
@@ -285,7 +296,7 @@ def _logprobs(requests: Sequence[Request], device: torch.device) -> LogprobRows 
     if not numbers:
         return None
     return LogprobRows(
-        requests=torch.tensor(numbers, device=device),
+        requests=to_device(device, np.array(numbers))[0],
         numbers=numbers,
         top=max(count for _, count in wanted if count is not None),
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.base.transfer import to_device
 from fledge.draft.tree import DraftTree
 from fledge.engine.batch import Member, RunningBatch
 from fledge.engine.drafters.proposal import Proposal
@@ -45,8 +46,8 @@ class Candidates(NamedTuple):
             log_probs[row, : len(chain)] = torch.tensor([chance for _, chance in chain]).log().cumsum(0)
         number = torch.arange(width + 1, device=device)
         parents = (number - 1).clamp(min=0).expand(len(proposed), -1)
-        ids = torch.cat((root[:, None], tokens.to(device)), 1)
-        scores = log_probs.to(device)
+        proposed_ids, scores = to_device(device, tokens.numpy(), log_probs.numpy())
+        ids = torch.cat((root[:, None], proposed_ids), 1)
         return cls(ids, parents, number, scores, scores.split(1, 1) if width else ())
 
     def select(self, nodes: int, reach: int) -> DraftTree:

@@ -27,8 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.base.transfer import HostTable, to_device
 from fledge.draft.runner import DraftOutput, HeadRunner
-from fledge.engine.batch import HostTable, Member, RunningBatch
+from fledge.engine.batch import Member, RunningBatch
 from fledge.engine.drafters.drafter import Candidates, Drafter, Prompts
 from fledge.engine.drafters.growth import TreeGrowth
 from fledge.engine.drafters.guided import guided
@@ -37,7 +38,7 @@ from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.rounds.tree import Accepted
 from fledge.engine.sampling import draws
 from fledge.engine.selection import SelectionRows
-from fledge.target.batch import ForwardBatch
+from fledge.target.batch import PADDING_PAGE, ForwardBatch
 
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
 
@@ -84,7 +85,7 @@ class Eagle(Drafter):
         self.runner, self.sizes, self.selection, self.device = runner, sizes, selection, device
         self.vocabulary, self.remembers = runner.config.draft_vocab_size, kept
         self.kv = runner.allocate_kv(sizes.pool)
-        self._pages = HostTable(rows, sizes.pages, device)
+        self._pages = HostTable(rows, sizes.pages, device, PADDING_PAGE)
         self._state = HeadState(
             head_start=torch.zeros(rows, dtype=torch.int32, device=device),
             head_pages=self._pages.tensor,
@@ -184,26 +185,28 @@ class Eagle(Drafter):
             return
         pending = np.array(self.pending[:size])
         numbers = pending.nonzero()[0]
-        now, state = batch.view(), self.view(size)
-        length = now.length.numpy(force=True)[numbers].astype(np.int64)
-        kept, page = self.sizes.pending, self.runner.page_size
-        too_far = pending[numbers] > kept
-        first = np.where(too_far, -(-(length - kept) // page) * page, length - pending[numbers])
-        for row, start in zip(numbers[too_far].tolist(), first[too_far].tolist(), strict=True):
-            self._restart(row, start, self._pages.read(row))
-        counts = length - first
+        now, state, kept = batch.view(), self.view(size), self.sizes.pending
+        counts = pending[numbers]
+        too_far = counts > kept
+        if too_far.any():
+            counts = self._start_anew(now.length, numbers, counts, too_far)
         begins = np.concatenate(([0], counts.cumsum()))
-        position = np.arange(begins[-1]) + np.repeat(first - begins[:-1], counts)
-        index, source, column, start = (
-            torch.from_numpy(part).to(self.device)
-            for part in (numbers, np.repeat(numbers, counts), position % kept, first.astype(np.int32))
+        # Of each row, how far before the end of its request it is: the host may not know where that is.
+        before = (np.repeat(begins[1:], counts) - np.arange(begins[-1])).astype(np.int32)
+        index, source, back, all_back, row_start = to_device(
+            self.device,
+            numbers,
+            np.repeat(numbers, counts),
+            before,
+            counts.astype(np.int32),
+            begins.astype(np.int32),
         )
-        row_start = torch.from_numpy(begins.astype(np.int32)).to(self.device)
+        position = now.length.index_select(0, source) - back
+        column = (position % kept).long()
+        start = now.length.index_select(0, index) - all_back
         rows = ForwardBatch(
             token_ids=state.recent_tokens[source, column].to(torch.int32),
-            positions=torch.from_numpy(position.astype(np.int32))
-            .to(self.device)
-            .clamp_(max=self.sizes.last_position),
+            positions=position.clamp(max=self.sizes.last_position),
             row_start=row_start,
             prefix_length=start - state.head_start.index_select(0, index),
             window_offset=torch.zeros_like(start),
@@ -214,13 +217,30 @@ class Eagle(Drafter):
         out = self.runner.forward(rows, self.kv, features=features, hidden=None, k=self.sizes.topk)
         self._carry(numbers.tolist(), out)
 
+    def _start_anew(
+        self, length: Tensor, numbers: np.ndarray, counts: np.ndarray, too_far: np.ndarray
+    ) -> np.ndarray:
+        """Let the heads of those rows `numbers` begin anew that are too far behind; how many positions each reads now.
+
+        A beginning at a page border depends on the length, which is read here: the only time that a round waits for the
+        device, at most once for as many plain rounds as positions are kept.
+        """
+        kept, page = self.sizes.pending, self.runner.page_size
+        counts, lengths = counts.copy(), length.tolist()
+        for place in too_far.nonzero()[0]:
+            row = int(numbers[place])
+            start = -(-(lengths[row] - kept) // page) * page
+            self._restart(row, start, self._pages.read(row))
+            counts[place] = lengths[row] - start
+        return counts
+
     # Prompts
 
     def prefill(self, prompts: Prompts) -> DraftOutput:
         """The head over the same positions, each with the token that follows it; one proposal row per chunk."""
         rows = prompts.rows
         if any(prompts.starts):  # page borders, at which some heads' KV begins
-            before = torch.tensor(prompts.starts, dtype=torch.int32, device=self.device)
+            (before,) = to_device(self.device, np.array(prompts.starts, np.int32))
             column = torch.arange(rows.page_table.shape[1], device=self.device)
             column = column + before[:, None] // self.runner.page_size
             rows = rows._replace(
@@ -233,7 +253,7 @@ class Eagle(Drafter):
     def join(self, prompts: Prompts, chunks: Sequence[int], first: int, read: object) -> None:
         """Carry what the head made of the prompts' ends, or keep these to catch up on."""
         if isinstance(read, DraftOutput):
-            picked = torch.tensor(chunks, device=self.device)
+            (picked,) = to_device(self.device, np.array(chunks))
             out = DraftOutput(*(part.index_select(0, picked) for part in read))
             self._carry(range(first, first + len(chunks)), out)
         elif prompts.features is not None:
@@ -283,11 +303,11 @@ class Eagle(Drafter):
         skipped = start // self.runner.page_size
         self._pages.fill(row, pages[skipped - self._starts[row] // self.runner.page_size :])
         self._starts[row], self.restarted[row] = start, True
-        self._state.head_start[row] = start
+        self._state.head_start[row].fill_(start)
 
     def _carry(self, rows: Sequence[int], out: DraftOutput) -> None:
         """The head's newest output for these rows, which have nothing pending now."""
-        index = torch.tensor(list(rows), device=self.device)
+        (index,) = to_device(self.device, np.array(rows))
         self._state.first_token_ids[index] = out.token_ids
         self._state.first_log_probs[index] = out.log_probs
         self._state.hidden[index] = out.hidden.to(self._state.hidden.dtype)

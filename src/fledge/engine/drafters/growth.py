@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fledge.base.transfer import to_device
 from fledge.engine.drafters.drafter import Candidates, node_bits
 from fledge.engine.drafters.merge import ProposalMerge
 from fledge.engine.drafters.proposal import Proposal
@@ -110,5 +112,5 @@ def _depths(grown: tuple[int, ...], copied: int, device: torch.device) -> Tensor
     """[1 + C] int64. Kept, since to make it is a transfer to the device."""
     key = grown, copied, device
     if key not in _known_depths:
-        _known_depths[key] = torch.tensor([*grown, *range(1, copied + 1)], device=device)
+        (_known_depths[key],) = to_device(device, np.array([*grown, *range(1, copied + 1)]))
     return _known_depths[key]

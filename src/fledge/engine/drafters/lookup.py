@@ -35,14 +35,14 @@ class Lookup(Drafter):
     def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
         """As many tokens as the plan's trees are deep."""
         now = batch.view()
-        copied = find(now.history, now.length, plan.bound.reach, plan.match_rates.log_rates(batch.device))
+        copied = find(batch.history(), now.length, plan.bound.reach, plan.match_rates.log_rates(batch.device))
         return TreeGrowth(now.bonus[:, None], copied).candidates()
 
 
 def proposal(batch: RunningBatch, selection: SelectionRows, plan: RoundPlan, tokens: int) -> Proposal:
     """What prompt lookup proposes, and for structured outputs the tokens that the grammar forces."""
     now, guide = batch.view(), guided(selection.followers())
-    found = find(now.history, now.length, tokens, plan.match_rates.log_rates(batch.device))
+    found = find(batch.history(), now.length, tokens, plan.match_rates.log_rates(batch.device))
     return found if guide is None else guide.proposal(found)
 
 
@@ -53,13 +53,12 @@ def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Pro
     """
     known, last = history.shape[1], length.to(torch.int64)[:, None]  # [B, 1]
     place = torch.arange(known, device=history.device)
-    run = (history == history.gather(1, last)) & (place < last)  # [B, T], the match that ends here goes on
-    matched = run.to(torch.int64)
-    for back in range(1, min(LONGEST, known)):
-        before = last - back
-        same = history[:, :-back] == history.gather(1, before.clamp(min=0))
-        run = torch.nn.functional.pad(run[:, back:] & same & (before >= 0), (back, 0))
-        matched += run
+    back = torch.arange(LONGEST - 1, -1, -1, device=history.device)
+    end = history.gather(1, (last - back).clamp(min=0)).masked_fill(last < back, -2)  # [B, N], newest last
+    before = torch.nn.functional.pad(history, (LONGEST - 1, 0), value=-1).unfold(1, LONGEST, 1)  # [B, T, N]
+    # As long as what ends at a place is what ends the context: up to the first difference, from the newest on.
+    matched = torch.where(before == end[:, None], LONGEST, back.to(torch.int8)).amin(2).to(torch.int64)
+    matched = matched.masked_fill(place >= last, 0)  # [B, T]
     best = (matched * known + place).argmax(1, keepdim=True)  # [B, 1], the latest of the longest
     found = matched.gather(1, best)  # [B, 1]
     steps = torch.arange(tokens, device=history.device)

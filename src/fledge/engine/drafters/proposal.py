@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fledge.base.transfer import write
+
 LONGEST = 24  # matches are told apart up to this length; loops are longer
 # By length: what 120 greedy answers of SmolLM2-135M to mt_bench, gsm8k and humaneval prompts showed, rounded.
 _PRIOR = (0.25, 0.54, 0.63, 0.7, 0.75, 0.78, 0.81, 0.82, 0.84, 0.86, 0.87, *[0.9] * 4, *[0.92] * 8, 0.97)
@@ -53,7 +55,7 @@ class MatchRates:
             self._changed = True
         if self._changed:  # the host may be learning meanwhile
             self._changed = False
-            self._log.copy_(torch.tensor([0.0, *self.rates], dtype=torch.float32).log_())
+            write(self._log, torch.tensor([0.0, *self.rates], dtype=torch.float32).log_().numpy())
         return self._log
 
     def _count(self, index: int, hit: bool) -> None:

@@ -48,6 +48,7 @@ class RoundKey(NamedTuple):
     some_speculate: bool
     all_speculate: bool
     choice: str  # `SelectionRows.choice`
+    history: int  # tokens of the histories that lookup sees
 
 
 class Recording(NamedTuple, Generic[T]):
@@ -153,7 +154,10 @@ class GraphRounds(TorchRounds):
         choice, speculating = self._selection.choice, self.batch.speculating()
         if choice is None:
             return super().round(plan)
-        key = RoundKey(self.batch.size, plan.bound, speculating.some, speculating.mask is None, choice)
+        history = self.batch.history().shape[1]
+        key = RoundKey(
+            self.batch.size, plan.bound, speculating.some, speculating.mask is None, choice, history
+        )
         self._selection.settle()
         plan.match_rates.log_rates(self.batch.device)
         done = self.recorded.run(key, partial(super().round, plan))
