@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fledge.base.transfer import map_tensors
+from fledge.base.device import map_tensors
 from fledge.engine.flight import Flight, Landed
 
 

@@ -8,8 +8,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from fledge.base.device import to_host
 from fledge.base.errors import EngineError
-from fledge.base.transfer import to_host
 from fledge.engine import Engine
 from fledge.engine.flight import Flight, StreamFlight, make_flight
 from fledge.target.target import Target

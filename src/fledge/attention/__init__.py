@@ -12,7 +12,7 @@ from torch import Tensor
 from fledge.attention.batched import PagedAttention
 from fledge.attention.layout import PagedRows
 from fledge.attention.reference import reference_attention
-from fledge.base.kernels import runs_triton
+from fledge.base.device import runs_triton
 
 
 class Attention(Protocol):

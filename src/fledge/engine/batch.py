@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.base.transfer import HostTable, write
+from fledge.base.device import HostTable, write
 from fledge.target.batch import PADDING_PAGE
 
 _SHORTEST_HISTORY = 256  # tokens that are looked at anyway, so that there are few shapes

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from fledge.base.transfer import to_host
+from fledge.base.device import to_host
 
 T = TypeVar("T")
 

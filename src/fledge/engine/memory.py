@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from fledge.base.device import shared
 from fledge.base.memory import system_memory
-from fledge.base.transfer import shared
 from fledge.native.cgroup import own_groups
 from fledge.target.config import DecoderConfig
 

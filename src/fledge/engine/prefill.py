@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.base.transfer import to_device
+from fledge.base.device import to_device
 from fledge.engine.forwards import TargetForward
 from fledge.engine.logprobs import PathLogprobs, path_logprobs
 from fledge.engine.request import Request

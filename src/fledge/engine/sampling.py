@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.base.kernels import runs_triton
+from fledge.base.device import runs_triton
 from fledge.draft.race import HEAD_TEMPERATURE, Draws, truncation_threshold, unit_times
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64 (Steele, Lea, Flood 2014)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.base.transfer import to_device, write
+from fledge.base.device import to_device, write
 from fledge.engine.logprobs import LogprobRows
 from fledge.engine.penalties import LogitEdits, TokenCounts
 from fledge.engine.request import Request

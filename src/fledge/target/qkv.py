@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.base.kernels import runs_triton
+from fledge.base.device import runs_triton
 from fledge.target.rope import apply_rope
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
-from fledge.base.transfer import to_host
+from fledge.base.device import to_host
 from fledge.engine import build
 from fledge.engine.flight import Flight, Landed
 from fledge.engine.planner import CostCurve, CostModel

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.base.transfer import to_device
+from fledge.base.device import to_device
 from fledge.draft.tree import DraftTree
 from fledge.engine.batch import Member, RunningBatch
 from fledge.engine.drafters.proposal import Proposal

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.base.transfer import HostTable, to_device
+from fledge.base.device import HostTable, to_device
 from fledge.draft.runner import DraftOutput, HeadRunner
 from fledge.engine.batch import Member, RunningBatch
 from fledge.engine.drafters.drafter import Candidates, Drafter, Prompts

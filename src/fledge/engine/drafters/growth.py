@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fledge.base.transfer import to_device
+from fledge.base.device import to_device
 from fledge.engine.drafters.drafter import Candidates, node_bits
 from fledge.engine.drafters.merge import ProposalMerge
 from fledge.engine.drafters.proposal import Proposal

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.base.transfer import write
+from fledge.base.device import write
 
 LONGEST = 24  # matches are told apart up to this length; loops are longer
 # By length: what 120 greedy answers of SmolLM2-135M to mt_bench, gsm8k and humaneval prompts showed, rounded.

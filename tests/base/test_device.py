@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fledge.base import transfer
-from fledge.base.transfer import to_device, to_host, write
+from fledge.base import device as transfer
+from fledge.base.device import to_device, to_host, write
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Numbers between host and device, without waiting for the device.
+"""Where tensors are: whether Triton's kernels run there, and numbers between host and device without waiting.
 
 A copy from or to ordinary memory makes the host wait for all that was launched before. These go through page-locked
 memory, which torch keeps a stock of, and which is used again once its copy is done. What belongs together goes in one
@@ -10,6 +10,8 @@ copy:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +25,16 @@ _ALIGNED = 8  # bytes, the largest number's
 def shared(device: torch.device) -> bool:
     """Whether the device's memory is the host's."""
     return device.type == "cpu"
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """Whether `tensor` is on a GPU where Triton is installed (`pip install "fledge[gpu]"`)."""
+    return tensor.is_cuda and _installed()
 
 
 def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
