@@ -33,6 +33,7 @@ from fledge.engine.request import Completion, CompletionStats, StepResult, TreeT
 from fledge.engine.shapes import PLAIN, TreeShape
 from fledge.engine.stats import EngineStats, PlannedShape
 from fledge.engine.stops import StopMatcher
+from fledge.engine.structured import GrammarsFullError
 
 __all__ = [
     "PLAIN",
@@ -43,6 +44,7 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "EngineStats",
+    "GrammarsFullError",
     "Lookup",
     "PhaseSeconds",
     "Piece",

@@ -377,7 +377,7 @@ class _Answer:
             yield Piece(text, result.token_ids, result.origins, result.completion, result.logprobs)
 
     def _text(self, result: StepResult) -> str:
-        stopped = result.completion is not None and result.completion.finish_reason == "stop"
+        stopped = result.completion is not None and result.completion.finish_reason != "length"
         tokens = result.token_ids[:-1] if stopped else result.token_ids  # the stop token is no text
         return self._detokenizer.add(tokens, last=self.complete)
 

@@ -15,7 +15,7 @@ from fledge.engine.sampling import seed_key
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Completion:
     text: str
     token_ids: list[int]
     prompt_token_ids: list[int]
+    # "error": the grammar of a structured output is beyond llguidance's limits at this point of the answer
     finish_reason: FinishReason
     stats: CompletionStats
     # The stop string or the one of stop_token_ids; None: turn end, or length
@@ -198,6 +199,8 @@ class Request:
         for index, token in enumerate(taken):
             if self._stops_at(token):
                 taken = taken[: index + 1]
+                if self._breaks_off(taken):
+                    self.finish_reason = "error"
                 break
         else:
             if len(taken) == room:
@@ -226,10 +229,16 @@ class Request:
             self.finish_reason, self.stop_reason = "stop", self.watch.matched
         return self.finish_reason is not None
 
+    def _breaks_off(self, taken: Sequence[int]) -> bool:
+        """True if the answer, with these last tokens, ends by itself before it has the form it has to have."""
+        if self.grammar is None or self.finish_reason != "stop" or self.stop_reason is not None:
+            return False
+        return not self.grammar.completed_by([*self.output_ids, *taken[:-1]])
+
     @property
     def text_ids(self) -> list[int]:
         """The answer's tokens without the stop token."""
-        stopped = self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+        stopped = self.finish_reason in ("stop", "error") and not isinstance(self.stop_reason, str)
         return self.output_ids[:-1] if stopped else self.output_ids
 
     def count_round(self, taken: Sequence[int], drafted: bool) -> None:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from fledge import __version__
 from fledge.engine import Engine
 from fledge.server import errors, playground
+from fledge.server.bodies import BodyRoute
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Server
@@ -69,6 +70,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         redirect_slashes=False,  # the gate handles such paths itself
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
+    app.router.route_class = BodyRoute
     app.state.server = server
     _add_vertex(app, server)  # first: its route may coincide with another
     _add_openai(app, server)

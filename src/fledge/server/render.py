@@ -130,7 +130,7 @@ def _message(parts: MessageParts) -> Json:
         "refusal": None,
     }
     if parts.reasoning:
-        message["reasoning_content"] = parts.reasoning
+        message["reasoning_content"] = message["reasoning"] = parts.reasoning
     if parts.calls:
         message["tool_calls"] = [_call(call) for call in parts.calls.values()]
     return message
@@ -141,7 +141,7 @@ def _delta(parts: MessageParts, *, first: bool) -> Json:
     if parts.content or not (parts.reasoning or parts.calls):
         delta["content"] = parts.content
     if parts.reasoning:
-        delta["reasoning_content"] = parts.reasoning
+        delta["reasoning_content"] = delta["reasoning"] = parts.reasoning
     if parts.calls:
         delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in parts.calls.items()]
     return delta
