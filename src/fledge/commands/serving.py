@@ -73,6 +73,13 @@ def serve(
     max_batch: Annotated[int, _engine_option(help="requests served at once")] = 16,
     max_context: Annotated[int | None, _engine_option(help="most tokens of a prompt and its answer")] = None,
     kv_tokens: Annotated[int | None, _engine_option(help="tokens the KV pool holds")] = None,
+    fair_prefill: Annotated[
+        bool,
+        _engine_option(
+            "--fair-prefill/--no-fair-prefill",
+            help="short prompts don't wait for long ones; otherwise prompts run in the order in which they came",
+        ),
+    ] = True,
     drafter: Annotated[
         str | None,
         _engine_option(
@@ -191,6 +198,7 @@ def serve(
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        fair_prefill=fair_prefill,
         tree=_tree(tree, head or drafter),
         lookup=lookup,
         draft_weights=draft_weights,
