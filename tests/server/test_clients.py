@@ -9,6 +9,8 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from fledge.engine import Engine
 from fledge.server import strict
@@ -314,6 +316,53 @@ def test_a_large_body_is_read_beside_the_event_loop(live: Running, monkeypatch: 
     assert loop not in threads
     wrong = live.post("/v1/chat/completions", {**large, "n": 0}).json()["error"]
     assert wrong["param"] == "n"
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_a_prompt_s_tokens_have_log_probabilities_with_and_without_a_head(
+    live: Running, plain: Engine, speculate: bool
+) -> None:
+    """As lm-eval's multiple choice asks for them."""
+    prompt = [40 + n % 90 for n in range(150)]
+    logits = _logits(plain, prompt)
+    expected = torch.log_softmax(logits, -1)[torch.arange(149), torch.tensor(prompt[1:])]
+    body = {
+        "prompt": prompt,
+        "max_tokens": 1,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 2,
+        "speculate": speculate,
+    }
+    for _ in range(2):  # what the prefix cache holds has no logits
+        found = live.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+        assert {len(found[name]) for name in found} == {151}
+        assert found["token_logprobs"][0] is None
+        assert torch.tensor(found["token_logprobs"][1:150]).allclose(expected, atol=1e-4)
+        best = [max(top.values()) for top in found["top_logprobs"][1:]]
+        assert torch.tensor(best[:149]).allclose(torch.log_softmax(logits, -1).max(-1).values, atol=1e-4)
+        assert best[149] == found["token_logprobs"][150]  # the answer's own
+    body = {"prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0, "speculate": speculate}
+    scored = live.post("/v1/completions", body).json()["choices"][0]["prompt_logprobs"]
+    assert scored[0] is None
+    values = [entry[str(token)]["logprob"] for entry, token in zip(scored[1:], prompt[1:], strict=True)]
+    assert torch.tensor(values).allclose(expected, atol=1e-4)
+
+
+def _logits(engine: Engine, prompt: list[int]) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(engine.target.folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=torch.tensor([prompt])).logits[0, :-1]
+    return logits
+
+
+def test_small_routes_that_clients_ask_for(live: Running) -> None:
+    assert live.get("/ping").status_code == 200
+    assert live.get("/load").json() == {"server_load": 0}
+    assert "<|im_start|>" in live.get("/tokenizer_info").json()["chat_template"]
+    refused = live.post("/v1/embeddings", {"input": "a"})
+    assert refused.status_code == 404
+    assert "embeddings" in refused.json()["error"]["message"]
 
 
 async def _thread() -> threading.Thread:

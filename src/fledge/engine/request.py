@@ -49,6 +49,7 @@ class Completion:
     # The stop string or the one of stop_token_ids; None: turn end, or length
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None  # per token, if asked for
+    prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's tokens but the first, if asked for
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position in the prompt
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     # Its pages, and what prefill has written of them.
@@ -280,4 +282,7 @@ class Request:
             stats=stats,
             stop_reason=self.stop_reason,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
+            prompt_logprobs=None
+            if self.params.prompt_logprobs is None
+            else list(self.prompt_logprobs.values()),
         )

@@ -235,7 +235,7 @@ class Scheduler:
 
         One that speculates leaves out those without the head's entries, where running them again pays.
         """
-        if self.prefix is None:
+        if self.prefix is None or request.params.prompt_logprobs is not None:
             return Match([], 0)
         pages, with_head = self.prefix.match(request)
         unseen = (len(pages) - with_head) * self.pool.page_size

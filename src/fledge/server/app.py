@@ -112,6 +112,14 @@ def _add_openai(app: FastAPI, server: Server) -> None:
             "max_model_len": server.engine.max_context,
         }
 
+    @app.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Json:
+        raise ApiError(
+            404,
+            "this server generates text and makes no embeddings; ask a server that does",
+            code="not_supported",
+        )
+
     @app.get("/v1/models", tags=["OpenAI"])
     async def models() -> Json:
         return {"object": "list", "data": [card(name) for name in server.model_names]}
@@ -190,7 +198,7 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             raise ApiError(503, f"{problem}; restart this server", code="unhealthy")
         return {"status": "ok"}
 
-    for route in filter(None, ("/health", server.options.health_route)):
+    for route in filter(None, ("/health", "/ping", server.options.health_route)):
         app.add_api_route(route, health, methods=["GET"], tags=["Operations"])
 
     @app.get("/ready", tags=["Operations"])
@@ -228,6 +236,26 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             "waiting": server.worker.waiting,
             "engine": engine_stats,
             "internal_states": [{"avg_spec_accept_length": stats.tau}],
+        }
+
+    @app.get("/load", tags=["Operations"])
+    async def load() -> Json:
+        """As in vLLM: how many answers are waiting or in progress."""
+        return {"server_load": server.worker.unfinished}
+
+    @app.get("/tokenizer_info", tags=["Operations"])
+    async def tokenizer_info() -> Json:
+        """As in vLLM: the tokenizer's class, its chat template and special tokens; lm-eval asks for it."""
+        tokenizer = server.engine.target.tokenizer
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "chat_template": tokenizer.chat_template,
+            "model_max_length": server.engine.max_context,
+            **{
+                name: str(token)
+                for name, token in tokenizer.special_tokens_map.items()
+                if isinstance(token, str)
+            },
         }
 
     @app.get("/version", tags=["Operations"])

@@ -218,6 +218,7 @@ class Server:
                 logprobs=body.wanted_logprobs
                 if _copies(body) == (body.n or 1)
                 else body.wanted_logprobs or 0,
+                prompt_logprobs=body.wanted_prompt_logprobs if isinstance(body, CompletionRequest) else None,
                 stop=[stop for stop in stops if isinstance(stop, str)],
                 structured_outputs=form,
                 skip_special_tokens=self._dialect.skips_special(body),

@@ -350,12 +350,20 @@ class CompletionRequest(Generation):
     logprobs: Annotated[int | None, Whole] = Field(None, ge=0, le=20)
     echo: bool | None = Field(None, description="include the prompt in the text")
 
+    prompt_logprobs: Annotated[int | None, Whole] = Field(
+        None, ge=0, le=20, description="log probabilities of the prompt's tokens, with so many alternatives"
+    )
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """How many alternatives to report per token of the prompt; None: no log probabilities."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((top for top in wanted if top is not None), default=None)
+
     @model_validator(mode="after")
-    def _no_logprobs_of_prompts(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
-            raise ValueError(
-                "echo can't be combined with logprobs: a prompt's aren't computed; leave one of them out"
-            )
+    def _whole_answers_only(self) -> CompletionRequest:
+        if self.stream and self.wanted_prompt_logprobs is not None:
+            raise ValueError("a prompt's log probabilities can't be streamed; leave stream out")
         return self
 
     @property
