@@ -31,6 +31,7 @@ from fledge.server.protocol import (
     TokenizeRequest,
 )
 from fledge.server.render import Json
+from fledge.server.responses import ResponseRenderer, ResponsesRequest
 from fledge.server.sglang import GenerateRequest, NativeRenderer
 from fledge.server.strict import read
 
@@ -111,6 +112,15 @@ def _add_openai(app: FastAPI, server: Server) -> None:
             "parent": None,
             "max_model_len": server.engine.max_context,
         }
+
+    @app.post("/v1/responses", tags=["OpenAI"])
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Text, functions and forms; earlier responses as far as memory goes."""
+        client = request.state.visit.client
+        earlier = server.conversations.find(client, body.previous_response_id)
+        model = server.check_model(body.model)
+        rendering = ResponseRenderer(body, model, earlier, server.conversations, client)
+        return await server.respond(body.chat(earlier), request, rendering)
 
     @app.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Json:

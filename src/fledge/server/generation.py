@@ -22,6 +22,7 @@ from fledge.server.job import Job, deltas
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.render import Json, Renderer, Rendering, encode, usage
+from fledge.server.responses import Conversations, ResponseRenderer
 from fledge.server.stream import DONE, EventStream, event
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
@@ -39,6 +40,7 @@ class Server:
         self.model_names = options.model_names or (engine.target.name,)
         self.target_name = options.target or engine.target.name  # clients may load the tokenizer by this name
         self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
+        self.conversations = Conversations()
         self.tokens = Tokens(engine.target, engine.max_context)
         self._compiling = asyncio.Semaphore(_COMPILERS)
         self._dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
@@ -242,7 +244,10 @@ class Server:
         request: Request,
         deadline: float,
     ) -> Response:
-        events = self._events(body, jobs, renderer)
+        if isinstance(renderer, ResponseRenderer):
+            events = renderer.events(jobs)
+        else:
+            events = self._events(body, jobs, renderer)
         try:
             # A rejection or failure before the first token is still an HTTP error.
             with suppress(TimeoutError):
