@@ -92,10 +92,10 @@ class SamplingParams:
         self._take_types()
         self._check_filters()
         self._check_penalties()
-        for name in ("logprobs", "prompt_logprobs"):
-            top = getattr(self, name)
-            if top is not None and not 0 <= top <= MAX_LOGPROBS:
-                raise EngineError(f"{name} is {top}; use {_LOGPROBS}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise EngineError(f"logprobs is {self.logprobs}; use {_LOGPROBS}")
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
+            raise EngineError(f"prompt_logprobs is {self.prompt_logprobs}; use {_LOGPROBS}")
         if self.structured_outputs and (self.min_tokens or self.ignore_eos):
             raise EngineError(
                 "an answer of a wanted form ends where that does: leave out min_tokens and ignore_eos with "

@@ -240,7 +240,8 @@ class Request:
     @property
     def text_ids(self) -> list[int]:
         """The answer's tokens without the stop token."""
-        stopped = self.finish_reason in ("stop", "error") and not isinstance(self.stop_reason, str)
+        stopped = self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+        stopped = stopped or self.finish_reason == "error"
         return self.output_ids[:-1] if stopped else self.output_ids
 
     def count_round(self, taken: Sequence[int], drafted: bool) -> None:

@@ -82,7 +82,7 @@ class Scheduler:
         self._admit_waiting()
         return self._share_rows(self.busy_prefill_rows if self.running else self.prefill_rows)
 
-    def _share_rows(self, budget: int) -> list[PrefillChunk]:
+    def _share_rows(self, rows: int) -> list[PrefillChunk]:
         """One forward's chunks of the admitted prompts: the short ones first, then those that fit, then the long ones.
 
             rows  |########| long   |##| short   |########| long   |##| another short   |########| long ...
@@ -91,17 +91,17 @@ class Scheduler:
         The oldest prompt has rows at least in every other forward, so that younger ones don't keep it waiting longer.
         """
         queue = [request for request in self.prefilling if _left(request)]
-        if self.fair_prefill and not self._overtaken and sum(map(_left, queue)) > budget:
-            first = min(_rank(request, budget)[0] for request in queue)
-            queue = [request for request in queue if _rank(request, budget)[0] == first]
-            queue.sort(key=lambda request: _rank(request, budget))
+        if self.fair_prefill and not self._overtaken and sum(map(_left, queue)) > rows:
+            first = min(_rank(request, rows)[0] for request in queue)
+            queue = [request for request in queue if _rank(request, rows)[0] == first]
+            queue.sort(key=lambda request: _rank(request, rows))
         chunks: list[PrefillChunk] = []
-        rows = budget
+        budget = rows
         for request in queue:
-            if rows:
-                stop = min(request.prefill_length, request.prefilled + rows)
+            if budget:
+                stop = min(request.prefill_length, request.prefilled + budget)
                 chunks.append(PrefillChunk(request, request.prefilled, stop, tuple(request.pages)))
-                rows -= stop - request.prefilled
+                budget -= stop - request.prefilled
         self._overtaken = bool(chunks) and all(chunk.request is not self.prefilling[0] for chunk in chunks)
         return chunks
 

@@ -9,56 +9,25 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fledge.server.conversation import ChatMessage, NamedTool, Tool
 from fledge.server.strict import Several, StrictBody
+from fledge.server.values import (
+    Biases,
+    Finite,
+    Seed,
+    StopText,
+    TokenId,
+    TokenIds,
+    TokenLimit,
+    UserName,
+    Whole,
+)
 
-_INT64 = 1 << 63
 _COLDEST = 0.001  # below it, dividing by the temperature would overflow, and the answer is the greedy one
 _LEAST_TOP_P = 1e-6
-_LONGEST_NAME = 512
-StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Lists stop at their first error (fail_fast): reporting millions of them would block all other requests.
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-def _whole(value: Any) -> Any:
-    """A whole number that a client wrote with a decimal point."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _limit(value: Any) -> Any:
-    """A number of tokens, of which llama.cpp's clients write -1 for no limit."""
-    return None if (value := _whole(value)) == -1 and not isinstance(value, bool) else value
-
-
-def _name(value: Any) -> Any:
-    """A name that is only logged."""
-    return str(value)[:_LONGEST_NAME] if isinstance(value, str | int) else None
-
-
-Whole = BeforeValidator(_whole)
-Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64), Whole]
-TokenLimit = Annotated[int, Field(ge=1, lt=1 << 31)]
-UserName = Annotated[str | None, BeforeValidator(_name)]
-_MOST_BIASES = 4096
 _GUIDED = ("json", "regex", "choice", "grammar")
-
-
-def _few(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > _MOST_BIASES:
-        raise ValueError(f"more than {_MOST_BIASES} entries; send fewer")
-    return value
-
-
-Biases = Annotated[
-    dict[str, Annotated[Finite, Field(ge=-100, le=100)]],
-    Field(max_length=_MOST_BIASES),
-    BeforeValidator(_few),
-]
 
 
 class StreamOptions(StrictBody):
@@ -155,9 +124,7 @@ class Generation(Sampling):
     """The fields common to chat and text completions."""
 
     model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
-    max_tokens: Annotated[TokenLimit | None, BeforeValidator(_limit)] = Field(
-        None, description="-1: as left out"
-    )
+    max_tokens: TokenLimit = Field(None, description="-1: as left out")
     min_tokens: Annotated[int | None, Whole] = Field(
         None, ge=0, lt=1 << 31, description="nothing ends the answer earlier"
     )
@@ -264,9 +231,7 @@ class ChatRequest(Generation):
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     chat_template_kwargs: TemplateKwargs | None = None
-    max_completion_tokens: Annotated[TokenLimit | None, BeforeValidator(_limit)] = Field(
-        None, description="the newer name of max_tokens"
-    )
+    max_completion_tokens: TokenLimit = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Whole] = Field(None, ge=0, le=20)
     add_generation_prompt: bool | None = Field(None, description="false: no opening of the assistant's turn")

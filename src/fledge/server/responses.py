@@ -19,9 +19,10 @@ from fledge.server import errors
 from fledge.server.errors import ApiError
 from fledge.server.job import Delta, Job, deltas
 from fledge.server.message import MessageParts
-from fledge.server.protocol import ChatRequest, Finite, UserName, Whole
+from fledge.server.protocol import ChatRequest
 from fledge.server.render import Json, encode, usage
 from fledge.server.strict import ForgivingBody, Several, StrictBody, read
+from fledge.server.values import Finite, UserName, Whole
 
 _MOST_BYTES = 32 << 20  # of conversations that are kept
 _ITEMS = {

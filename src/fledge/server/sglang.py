@@ -16,10 +16,11 @@ from pydantic import Field, model_validator
 
 from fledge.engine import TokenLogprob
 from fledge.server.job import Delta, Job
-from fledge.server.protocol import CompletionRequest, Sampling, Seed, TokenIds, Whole
+from fledge.server.protocol import CompletionRequest, Sampling
 from fledge.server.render import Json, json_number
 from fledge.server.strict import Several, StrictBody, read
 from fledge.server.tokens import Tokens
+from fledge.server.values import Seed, TokenIds, Whole
 
 _DEFAULT_TOKENS = 128
 
