@@ -190,6 +190,7 @@ def _fault_ahead(matcher: Any) -> str:
 
 def _first_lines(fault: str) -> str:
     """llguidance's message without the grammar and the parser's state, which may be long and are the client's."""
+    fault = fault.replace("Unimplemented keys:", "these keywords of JSON Schema aren't supported:")
     lines = [line for line in fault.split("<state>")[0].splitlines() if not _LISTING.match(line)]
     return " ".join(" ".join(lines).split())[:_LONGEST_FAULT]
 

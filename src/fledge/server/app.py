@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -187,12 +188,16 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
         rawPredict and streamRawPredict pass a chat or text completion through unchanged; it is answered as such.
         """
         if "instances" not in body:
-            return await server.respond(_completion(body), request)
-        batch = read(PredictRequest, body)
-        requests = [_completion({**(batch.parameters or {}), **instance}) for instance in batch.instances]
+            return await server.respond(await asyncio.to_thread(_completion, body), request)
+        requests = await asyncio.to_thread(_instances, body)
         if any(each.stream for each in requests):
             raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
         return {"predictions": await server.predictions(requests, request)}
+
+
+def _instances(body: Json) -> list[ChatRequest | CompletionRequest]:
+    batch = read(PredictRequest, body)
+    return [_completion({**(batch.parameters or {}), **instance}) for instance in batch.instances]
 
 
 def _completion(fields: Json) -> ChatRequest | CompletionRequest:
