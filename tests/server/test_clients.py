@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from fledge.engine import Engine
 from fledge.server import strict
-from fledge.server.protocol import ChatRequest
+from fledge.server.protocol import ChatRequest, CompletionRequest
 from tests.server.conftest import HTTP, Running
 
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}
@@ -74,10 +74,12 @@ def test_a_dropped_field_is_logged_once(
     assert "4111" not in caplog.text  # a name may be anything
 
 
-def test_minus_one_is_no_limit(live: Running) -> None:
+def test_minus_one_is_no_limit() -> None:
     for field in ("max_tokens", "max_completion_tokens"):
-        body = {"messages": HI["messages"], field: -1, "temperature": 0, "ignore_eos": True}
-        assert live.post("/v1/chat/completions", body).json()["usage"]["total_tokens"] == 512
+        assert ChatRequest.model_validate({"messages": HI["messages"], field: -1}).wanted_tokens is None
+    assert (
+        CompletionRequest.model_validate({"prompt": "a", "max_tokens": -1}).wanted_tokens == 16
+    )  # the default
 
 
 @pytest.mark.parametrize(
