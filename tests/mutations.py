@@ -291,8 +291,8 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
            "self._queues[client] = items",
            "self._queues[client] = items\n                self._queues.move_to_end(client, last=False)",
            "server/test_parts.py"),
-        _m("silence-is-not-filled", "server/stream.py",
-           "if before == self._passed", "if before != self._passed", "server/test_stream.py"),
+        _m("domain-names-are-welcome", "server/gate.py",
+           'return "." in name and', 'return "." not in name and', "server/test_clients.py"),
     ),
     "data": (
         _m("four-fifths-of-the-heldout-share", "data/split.py",

@@ -1,6 +1,8 @@
-"""First come, first served: who is admitted, who prefills, and who waits in which order."""
+"""Who is admitted, who prefills, and who waits in which order."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 
@@ -83,6 +85,49 @@ def test_one_forward_holds_the_oldest_prompts_up_to_its_rows() -> None:
     assert prefill(made) == [(0, 0, 30), (1, 0, 20)]
     assert prefill(made) == [(1, 20, 30), (2, 0, 30)]
     assert prefill(made) == []
+
+
+def test_a_short_prompt_waits_for_one_piece_of_a_long_one_however_many_there_are() -> None:
+    made = scheduler(200, prefill_rows=50)
+    ask(made, *(tokens(250, 1000 * n) for n in range(6)))
+    assert prefill(made) == [(0, 0, 50)]
+    for number in (6, 7):
+        (short,) = ask(made, tokens(20, 1000 * number))
+        short.id = number
+        assert prefill(made) == [(number, 0, 20)]  # no long prompt's rows beside it
+        made.prefilling.remove(short)
+        assert prefill(made)[0][0] == 0  # whose turn it was
+
+
+def test_a_short_prompt_does_not_share_a_forward_with_others() -> None:
+    made = scheduler(200, prefill_rows=50)
+    ask(made, tokens(30), tokens(30, 100), tokens(5, 200))
+    assert prefill(made) == [(2, 0, 5)]
+    assert prefill(made) == [(0, 0, 30), (1, 0, 20)]
+
+
+def test_short_prompts_never_keep_the_oldest_waiting_for_more_than_one_forward() -> None:
+    made = scheduler(400, prefill_rows=50)
+    ask(made, tokens(200), tokens(120, 1000))
+    forwards = []
+    for number in range(2, 20):
+        (short,) = ask(made, tokens(45, 1000 * number))
+        short.id = number
+        forwards.append(prefill(made))
+        for request in [one for one in made.prefilling if one.prefilled == one.prefill_length]:
+            made.prefilling.remove(request)
+            made.pool.release(request.pages)
+    oldest = [any(request == 0 for request, _, _ in chunks) for chunks in forwards[:9]]
+    assert all(one or other for one, other in pairwise(oldest[:7]))
+    done = {request for chunks in forwards for request, _, stop in chunks if stop == (200, 120)[request == 1]}
+    assert {0, 1} <= done
+
+
+def test_prompts_run_in_the_order_in_which_they_came_if_that_is_wanted() -> None:
+    made = scheduler(200, prefill_rows=50)
+    made.fair_prefill = False
+    ask(made, tokens(120), tokens(20, 1000))
+    assert [prefill(made) for _ in range(3)] == [[(0, 0, 50)], [(0, 50, 100)], [(0, 100, 120), (1, 0, 20)]]
 
 
 def test_while_others_decode_a_forward_holds_fewer() -> None:

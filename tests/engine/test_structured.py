@@ -13,8 +13,8 @@ import torch
 
 from fledge.base.errors import EngineError
 from fledge.draft import DraftVocabulary
-from fledge.engine import Completion, Engine, TreeShape
-from fledge.engine.structured import Grammars, unpacked
+from fledge.engine import Completion, Engine, TreeShape, structured
+from fledge.engine.structured import Grammars, GrammarsFullError, unpacked
 from fledge.heads import Head
 from fledge.target import Target
 from tests.tiny import VOCAB_SIZE
@@ -173,6 +173,123 @@ def test_each_node_is_masked_by_its_own_path(target: Target) -> None:
 def test_what_is_no_form_is_refused_at_once(target: Target, given: Any, part: str) -> None:
     with pytest.raises(EngineError, match=part):
         Engine(target).generate([[5]], structured_outputs=given)
+
+
+WIDE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}
+# After its first tokens, the same object: no first mask shows that it is beyond the limits.
+LATER = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "^[a-c]{40}$"}, "b": WIDE},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": WIDE},
+        {"json": json.dumps({"anyOf": [WIDE, {**WIDE, "required": ["p3"]}]})},
+        {"grammar": "start: " + " | ".join(f'"word {n} x"' for n in range(5000))},
+    ],
+    ids=["properties", "as text", "alternatives"],
+)
+def test_a_grammar_beyond_the_limits_is_refused_when_it_is_compiled(
+    target: Target, form: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(EngineError, match="can't be used") as caught:
+        Engine(target).generate([[5]], structured_outputs=form)
+    assert "p599" not in str(caught.value)  # it doesn't repeat the grammar
+    assert "word 7" not in str(caught.value) + caplog.text
+
+
+def test_an_answer_that_meets_the_limits_later_ends_with_an_error(target: Target, head: Head) -> None:
+    plain = Engine(target).generate([[5, 6]], structured_outputs={"json": LATER}, max_tokens=60)[0]
+    assert re.match('{"a":"[a-c]{40}"', plain.text)
+    assert plain.finish_reason == "error"
+    speculative = Engine(target, head, tree=TreeShape(3, 3, 8))
+    drafted = speculative.generate([[5, 6]], structured_outputs={"json": LATER}, max_tokens=60)[0]
+    assert (drafted.text, drafted.finish_reason) == (plain.text, "error")
+    cut = Engine(target).generate([[5, 6]], structured_outputs={"json": LATER}, max_tokens=5)[0]
+    assert cut.finish_reason == "length"
+
+
+def test_a_draft_that_meets_the_limits_costs_the_answer_nothing(target: Target) -> None:
+    """Only what is accepted counts: plain decode would never have looked there."""
+    grammars = Grammars(target.tokenizer, VOCAB_SIZE, [3])
+    form = {"type": "object", "properties": {"c": WIDE, "d": {"type": "null"}}, "required": []}
+    follower = grammars.follower({"json": {**form, "x-guidance": LATER["x-guidance"]}})
+    begin, wide, narrow = (
+        target.tokenizer.encode(text, add_special_tokens=False) for text in ('{"', 'c":{', 'd":')
+    )
+    follower.take(begin)
+    tokens = [begin[-1], *wide, *narrow]
+    parents = [-1, 0, *range(1, len(wide)), 0, *range(len(wide) + 1, len(wide) + len(narrow))]
+    before = follower.allowed(tokens[:1], parents[:1], [0])
+    allowed = unpacked(follower.allowed(tokens, parents, list(range(len(tokens)))), VOCAB_SIZE)
+    assert allowed[wide.index(target.tokenizer.encode(":", add_special_tokens=False)[0]) + 1].sum() == 1
+    null = target.tokenizer.encode("null", add_special_tokens=False)[0]
+    assert allowed[-1][null]
+    assert torch.equal(follower.allowed(tokens[:1], parents[:1], [0]), before)
+    follower.take([*narrow, null])
+    assert follower.completed_by([]) is False
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "format": "password"}, '"a"', "1"),
+        ({"type": "string", "format": "x-made-up", "title": "T", "examples": [1]}, '"a"', "1"),
+        ({"type": "string", "format": "date"}, '"2026-11-27"', '"a"'),  # a known format holds
+        ({"properties": {"format": {"const": 1}, "not": {"const": 2}}}, '{"format":1}', '{"format":2}'),
+        ({"const": {"format": "password"}}, '{"format":"password"}', "{}"),
+        (
+            {"type": "array", "uniqueItems": False, "items": {"format": "byte", "type": "string"}},
+            '["a"]',
+            "[1]",
+        ),
+        ({"$defs": {"a": {"type": "string", "format": "path"}}, "$ref": "#/$defs/a"}, '"a"', "1"),
+        ({"oneOf": [{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 2}]}, '"abcd"', "1"),
+        ({"type": "object", "propertyNames": {"type": "string"}}, '{"a":1}', "1"),
+        ({"$schema": "https://example.org/draft", "type": "integer"}, "1", '"a"'),
+    ],
+    ids=str,
+)
+def test_what_says_nothing_about_values_is_left_out_of_a_schema(
+    target: Target, schema: dict[str, Any], right: str, wrong: str
+) -> None:
+    follower = Grammars(target.tokenizer, VOCAB_SIZE, [3]).follower({"json": schema})
+    assert follower.completed_by(target.tokenizer.encode(right, add_special_tokens=False))
+    assert not follower.completed_by(target.tokenizer.encode(wrong, add_special_tokens=False))
+
+
+@pytest.mark.parametrize("keyword", [{"uniqueItems": True}, {"not": {"const": 1}}, {"if": {}, "then": {}}])
+def test_what_restricts_values_and_is_not_supported_is_refused(
+    target: Target, keyword: dict[str, Any]
+) -> None:
+    with pytest.raises(EngineError, match=next(iter(keyword))):
+        Grammars(target.tokenizer, VOCAB_SIZE, [3]).follower({"json": {"type": "array", **keyword}})
+
+
+def test_grammars_take_bounded_memory(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(target.tokenizer, VOCAB_SIZE, [3])
+    with pytest.raises(EngineError, match="131,072"):
+        grammars.follower({"json": {"const": "é" * 70_000}})
+    monkeypatch.setattr(structured, "_MOST_RECENT", 3000)
+    monkeypatch.setattr(structured, "_MOST_LIVE", 9000)
+    forms = [{"choice": ["x" * 980 + f"{n:03}"]} for n in range(12)]
+    for form in forms:  # nobody needs the earlier ones
+        grammars.follower(form)
+    assert len(grammars._live) < 4
+    held = []
+    for form in forms[:9]:
+        held.append(grammars.follower(form))
+    with pytest.raises(GrammarsFullError, match="try again later"):
+        grammars.follower(forms[9])
+    grammars.follower(forms[0])  # one that is in use needs no room
+    held.clear()
+    grammars.follower(forms[-1])
 
 
 @pytest.mark.parametrize("other", [{"min_tokens": 1}, {"ignore_eos": True}])

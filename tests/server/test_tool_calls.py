@@ -107,6 +107,42 @@ def test_what_only_looks_like_a_call_stays_content_to_the_letter(form: str, text
     assert read(form, [text]) == ("", text, [])
 
 
+@pytest.mark.parametrize("name", [*CALL_FORMS])
+@pytest.mark.parametrize(
+    ("arguments", "passed_on"),
+    [
+        ('{"s": "a\nb\tc"}', '{"s": "a\\nb\\tc"}'),
+        ('{\n  "s": "a"\n}', '{\n  "s": "a"\n}'),
+        ("{'a': 1}", None),
+        ('{"a": True}', None),
+        ('{"a": 1,}', None),
+        ('{"s": "He said "hi" and left"}', None),
+    ],
+)
+def test_a_whole_answer_has_calls_with_json_alone(name: str, arguments: str, passed_on: str | None) -> None:
+    form = CALL_FORMS[name]
+    text = f'{form.open}{{"name": "look", "{form.key}": {arguments}}}{form.close}'
+    parts = Reader(None, CallReader(form, {"look"})).read(text, ended=True)
+    assert [call.arguments for call in parts.calls.values()] == ([passed_on] if passed_on else [])
+    assert parts.content == ("" if passed_on else text)
+    streamed = "".join(call for _, call in read(name, [*text, ""])[2])  # where nobody knows how it ends
+    assert streamed == (passed_on or arguments)
+
+
+@pytest.mark.parametrize(("ended", "calls"), [(True, 0), (False, 1)])
+def test_a_call_without_an_end_is_one_only_if_the_answer_was_cut(ended: bool, calls: int) -> None:
+    text = '<tool_call>\n{"name": "look", "arguments": {"s": "5" tall"}}\n</tool_call>'
+    parts = Reader(None, CallReader(CALL_FORMS["hermes"], {"look"})).read(text, ended=ended)
+    assert len(parts.calls) == calls
+
+
+def test_half_a_surrogate_pair_in_arguments_stays_escaped() -> None:
+    text = '<tool_call>{"arguments": {"s": "\\ud83d é"}, "name": "look"}</tool_call>'
+    _, _, [(_, arguments)] = read("hermes", [text])
+    assert json.loads(arguments) == {"s": "\ud83d é"}
+    assert arguments.encode()
+
+
 @pytest.mark.parametrize(("form", "text", "content", "calls"), CALLED)
 def test_nothing_is_lost_of_an_answer_that_breaks_off(
     form: str, text: str, content: str, calls: list[tuple[str, str]]

@@ -287,9 +287,8 @@ def test_what_cannot_be_done_with_tools_is_refused(calling: Running) -> None:
         ({"tools": [LOOK, LOOK]}, "same name"),
         ({"tool_choice": {"type": "function", "function": {"name": "wait"}}}, "isn't in tools"),
         ({"tool_choice": "required", "min_tokens": 5}, "min_tokens"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}, "JSON object"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [call]}]}, "JSON object"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "give a text"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [call]}]}, "an assistant's"),
+        ({"messages": [{"role": "user", "content": None}]}, "give a text"),
         (
             {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"title": "\ud800"}}}]},
             "surrogate",

@@ -171,3 +171,56 @@ def test_messages_the_template_refuses_are_one_clear_error() -> None:
     chat = ChatTemplate(make_tokenizer(STRICT))
     with pytest.raises(TargetError, match="user first"):
         chat.prompt_ids([{"role": "assistant", "content": "Hi"}])
+
+
+CALLING = (
+    "{% if tools %}{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}CALL"
+    "{% endfor %}{% if m.role == 'assistant' %}<|eot_id|>{% else %}<|im_end|>{% endif %}\n{% endfor %}"
+)
+AS_JSON = CALLING.replace("CALL", "{{ call.function.name }}{{ call.function.arguments | tojson }}")
+_PAIRS = "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}"
+BY_NAME = CALLING.replace("CALL", "{{ call.function.name }}" + _PAIRS)
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def called(arguments: object) -> list[dict[str, object]]:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "42"},
+    ]
+
+
+def test_of_named_templates_the_one_for_tools_is_asked_what_it_can_do() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = {"default": CHATML, "tool_use": AS_JSON}
+    chat = ChatTemplate(tokenizer)
+    assert chat.takes_tools
+    assert chat.shows_calls
+    for tools in ([TOOL], []):  # without tools, as for tool_choice "none", the calls are still in the history
+        text = tokenizer.decode(chat.prompt_ids(called({"a": 1}), tools=tools))
+        assert 'look{"a": 1}' in text
+        assert "42" in text
+    assert tokenizer.decode(chat.prompt_ids(QUESTION)).startswith("<|im_start|>user\nWhy")
+    ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|eot_id|>"])
+    assert chat.turn_end_ids >= set(ends)  # each template closes replies in its own way
+
+
+def test_a_template_without_tool_turns_is_still_refused_them() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = {"default": CHATML, "rag": AS_JSON}
+    with pytest.raises(TargetError, match="knows no tools"):
+        ChatTemplate(tokenizer).prompt_ids(called({}), tools=[TOOL])
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [(AS_JSON, "\"{'a': 1}\""), (BY_NAME, "arguments={'a': 1};")],
+    ids=["json", "by name"],
+)
+def test_arguments_that_are_no_json_reach_the_template_as_text(template: str, shown: str) -> None:
+    tokenizer = make_tokenizer(template)
+    text = ChatTemplate(tokenizer).render(called("{'a': 1}"), tools=[TOOL])
+    assert shown.replace("'", "\\u0027") in text or shown in text

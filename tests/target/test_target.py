@@ -137,6 +137,24 @@ def test_a_missing_or_foreign_tokenizer_is_one_clear_error(tiny_target_folder: P
         Target.load(str(small), cache_dir=tmp_path)
 
 
+def test_no_code_of_a_checkpoint_runs_whatever_a_terminal_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_target(tmp_path / "t")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.update(tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]})
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(
+        f"from transformers import PreTrainedTokenizerFast\nopen({str(tmp_path / 'ran')!r}, 'w')\n"
+        "class Own(PreTrainedTokenizerFast): pass\n"
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(TargetError, match="code of the checkpoint") as caught:
+        Target.load(str(folder))
+    assert "trust_remote_code" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_recipe_s_target_is_the_same_in_the_run_and_in_an_actor(tmp_path: Path) -> None:
     folder = save_tiny_target(tmp_path / "t", chat_template=CHATML + "{{ mood }}")
     chosen = {"model": str(folder), "chat_template_kwargs": {"mood": "calm"}, "feature_layers": (0, 2, 6)}

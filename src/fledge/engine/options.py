@@ -24,6 +24,7 @@ class EngineOptions:
     lookup: int | None = None
     prefill_rows: int = 1024
     busy_prefill_rows: int = 256
+    fair_prefill: bool = True
     prefix_cache: bool = True
     draft_weights: DraftWeights | None = None
     overlap: bool | None = None
@@ -35,7 +36,7 @@ class EngineOptions:
         for name in wholes:
             if (number := getattr(self, name)) is not None:
                 whole(name, number)
-        for name in ("prefix_cache", "cuda_graphs", "overlap"):
+        for name in ("fair_prefill", "prefix_cache", "cuda_graphs", "overlap"):
             if (on := getattr(self, name)) is not None:
                 switch(name, on)
         if self.tree is not None and not isinstance(self.tree, TreeShape):

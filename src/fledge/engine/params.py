@@ -48,6 +48,7 @@ class SamplingOptions(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float]
     logprobs: int | None
+    prompt_logprobs: int | None
     stop: str | Sequence[str]
     structured_outputs: Mapping[str, Any] | None
     skip_special_tokens: bool
@@ -79,6 +80,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     # Report log probabilities, with those of this many most likely tokens; None: don't
     logprobs: int | None = None
+    # The same for the prompt's tokens, which then come from no prefix cache
+    prompt_logprobs: int | None = None
     stop: str | Sequence[str] = ()  # the answer ends before the first of these texts
     # The answer's form, as vLLM names it: {"json": schema}, {"json_object": True}, {"regex": pattern},
     # {"choice": texts} or {"grammar": Lark's}
@@ -91,6 +94,8 @@ class SamplingParams:
         self._check_penalties()
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise EngineError(f"logprobs is {self.logprobs}; use {_LOGPROBS}")
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
+            raise EngineError(f"prompt_logprobs is {self.prompt_logprobs}; use {_LOGPROBS}")
         if self.structured_outputs and (self.min_tokens or self.ignore_eos):
             raise EngineError(
                 "an answer of a wanted form ends where that does: leave out min_tokens and ignore_eos with "
@@ -114,8 +119,10 @@ class SamplingParams:
             "ignore_eos": switch("ignore_eos", self.ignore_eos),
             "skip_special_tokens": switch("skip_special_tokens", self.skip_special_tokens),
             "seed": None if self.seed is None else whole("seed", self.seed, "a whole number, or None"),
-            "logprobs": None if self.logprobs is None else whole("logprobs", self.logprobs, _LOGPROBS),
         }
+        for name in ("logprobs", "prompt_logprobs"):
+            top = getattr(self, name)
+            taken[name] = None if top is None else whole(name, top, _LOGPROBS)
         taken |= {name: whole(name, getattr(self, name)) for name in ("max_tokens", "min_tokens", "top_k")}
         taken |= {name: number(name, getattr(self, name)) for name in _NUMBERS}
         for name, value in taken.items():

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from fledge.base.device import to_device
+from fledge.base.errors import EngineError
 from fledge.engine.forwards import TargetForward
-from fledge.engine.logprobs import PathLogprobs, path_logprobs
+from fledge.engine.logprobs import PathLogprobs, path_logprobs, token_logprobs
 from fledge.engine.request import Request
 from fledge.engine.selection import request_selection
 from fledge.target.batch import PADDING_PAGE, ForwardBatch
+
+_SCORED_ROWS = 128
 
 
 class PrefillChunk(NamedTuple):
@@ -49,6 +52,9 @@ class Prefilled(NamedTuple):
 
 def prefill_target(target: TargetForward, chunks: Sequence[PrefillChunk], *, features: bool) -> Prefilled:
     """The target over all chunks; those that finish yield a token each."""
+    for chunk in chunks:
+        if chunk.request.params.prompt_logprobs is not None:
+            _score_prompt(target, chunk)
     rows = chunk_rows(chunks, target.decoder.device)
     last = [number for number, chunk in enumerate(chunks) if chunk.finishes]
     if not last:
@@ -66,6 +72,30 @@ def prefill_target(target: TargetForward, chunks: Sequence[PrefillChunk], *, fea
     if selection is not None and selection.logprobs is not None and done.logits is not None:
         logprobs = path_logprobs(done.logits, selection.logprobs, None, done.chosen[:, None])
     return Prefilled(rows, done.features, done.chosen, logprobs)
+
+
+def _score_prompt(target: TargetForward, chunk: PrefillChunk) -> None:
+    """Log probabilities of the prompt's tokens behind a chunk's rows, by a forward of their own.
+
+    It writes the same KV as the chunk's. Pieces of rows keep the logits [n, V] of a large vocabulary small.
+    """
+    request = chunk.request
+    for start in range(chunk.start, min(chunk.stop, len(request.prompt_ids) - 1), _SCORED_ROWS):
+        stop = min(start + _SCORED_ROWS, chunk.stop)
+        rows = chunk_rows([chunk._replace(start=start, stop=stop)], target.decoder.device)
+        out = target.decoder.forward(
+            rows._replace(logit_rows=torch.arange(stop - start, device=rows.positions.device)),
+            target.kv,
+            logits="logits",
+            features=False,
+        )
+        if out.logits is None:
+            raise EngineError("the decoder returned no logits; report this as a bug of its backend")
+        following = request.prompt_ids[start + 1 : stop + 1]
+        for offset, entry in enumerate(
+            token_logprobs(out.logits, following, request.params.prompt_logprobs or 0)
+        ):
+            request.prompt_logprobs[start + 1 + offset] = entry
 
 
 def following_tokens(chunks: Sequence[PrefillChunk], done: Prefilled) -> Tensor:

@@ -15,7 +15,7 @@ from fledge.engine.sampling import seed_key
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,13 @@ class Completion:
     text: str
     token_ids: list[int]
     prompt_token_ids: list[int]
+    # "error": the grammar of a structured output is beyond llguidance's limits at this point of the answer
     finish_reason: FinishReason
     stats: CompletionStats
     # The stop string or the one of stop_token_ids; None: turn end, or length
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprob] | None = None  # per token, if asked for
+    prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's tokens but the first, if asked for
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position in the prompt
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     # Its pages, and what prefill has written of them.
@@ -198,6 +201,8 @@ class Request:
         for index, token in enumerate(taken):
             if self._stops_at(token):
                 taken = taken[: index + 1]
+                if self._breaks_off(taken):
+                    self.finish_reason = "error"
                 break
         else:
             if len(taken) == room:
@@ -226,10 +231,17 @@ class Request:
             self.finish_reason, self.stop_reason = "stop", self.watch.matched
         return self.finish_reason is not None
 
+    def _breaks_off(self, taken: Sequence[int]) -> bool:
+        """True if the answer, with these last tokens, ends by itself before it has the form it has to have."""
+        if self.grammar is None or self.finish_reason != "stop" or self.stop_reason is not None:
+            return False
+        return not self.grammar.completed_by([*self.output_ids, *taken[:-1]])
+
     @property
     def text_ids(self) -> list[int]:
         """The answer's tokens without the stop token."""
         stopped = self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
+        stopped = stopped or self.finish_reason == "error"
         return self.output_ids[:-1] if stopped else self.output_ids
 
     def count_round(self, taken: Sequence[int], drafted: bool) -> None:
@@ -271,4 +283,7 @@ class Request:
             stats=stats,
             stop_reason=self.stop_reason,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
+            prompt_logprobs=None
+            if self.params.prompt_logprobs is None
+            else list(self.prompt_logprobs.values()),
         )

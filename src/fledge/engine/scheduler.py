@@ -1,4 +1,4 @@
-"""Which request does what in the next step: first come, first served; prefill, then decode.
+"""Which request does what in the next step: admitted in the order they came; prefill, then decode.
 
     submit -> waiting -> prefilling -> running -> (leaving) -> done
                  ^------- preempted ------'
@@ -21,6 +21,8 @@ from fledge.engine.request import Request
 
 _NEWCOMERS_SHARE = 16  # this fraction of max_batch is company enough; below 32 nobody ever waits
 _NEARLY_FULL = 0.75
+_SHORT = 0.25  # a prompt of at most this share of a forward's rows doesn't wait for a full forward
+_NO_MATTER = 256  # of long prompts that differ by fewer tokens, the oldest comes first
 _PATIENCE_ROUNDS = 6
 # Tokens another prompt is just writing that a newcomer would otherwise write again: to run them takes a CPU longer than
 # the extra forward the newcomer waits for.
@@ -46,8 +48,9 @@ class Scheduler:
         prefix: PrefixCache | None,
         rereads: Rereads,
         forget: Callable[[Sequence[int]], None],
+        fair_prefill: bool = True,
     ) -> None:
-        """`forget`: clears pages before they get a new owner."""
+        """`forget`: clears pages before they get a new owner. `fair_prefill`: see `_share_rows`."""
         self.pool = pool
         self.batch = batch
         self.prefix = prefix
@@ -57,12 +60,14 @@ class Scheduler:
         self.ahead = ahead  # tokens by which that may be ahead of what the host knows
         self.prefill_rows = prefill_rows
         self.busy_prefill_rows = busy_prefill_rows  # the same while other requests decode
+        self.fair_prefill = fair_prefill
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
         self.leaving: list[Request] = []  # their last tokens are in flight
         self.preemptions = 0
         self.hit_tokens = 0  # tokens that needn't be prefilled because the prefix cache had them
+        self._overtaken = False  # the oldest prompt had no rows in the last forward
         self._held = 0  # rounds newcomers have been waiting for company
 
     @property
@@ -71,17 +76,33 @@ class Scheduler:
         return bool(self.waiting or self.prefilling or self.running or self.leaving)
 
     def schedule_prefill(self) -> list[PrefillChunk]:
-        """Admit what fits, then fill one forward's row budget with the oldest admitted prompts."""
+        """Admit what fits, then fill one forward's row budget."""
         if self._hold_newcomers():
             return []
         self._admit_waiting()
-        chunks = []
-        budget = self.busy_prefill_rows if self.running else self.prefill_rows
-        for request in self.prefilling:
-            stop = min(request.prefill_length, request.prefilled + budget)
-            if stop > request.prefilled:
+        return self._share_rows(self.busy_prefill_rows if self.running else self.prefill_rows)
+
+    def _share_rows(self, rows: int) -> list[PrefillChunk]:
+        """One forward's chunks of the admitted prompts: the short ones first, then those that fit, then the long ones.
+
+            rows  |########| long   |##| short   |########| long   |##| another short   |########| long ...
+
+        Unless all fit, a forward holds prompts of one of these kinds: the short ones would wait for the others' rows.
+        The oldest prompt has rows at least in every other forward, so that younger ones don't keep it waiting longer.
+        """
+        queue = [request for request in self.prefilling if _left(request)]
+        if self.fair_prefill and not self._overtaken and sum(map(_left, queue)) > rows:
+            first = min(_rank(request, rows)[0] for request in queue)
+            queue = [request for request in queue if _rank(request, rows)[0] == first]
+            queue.sort(key=lambda request: _rank(request, rows))
+        chunks: list[PrefillChunk] = []
+        budget = rows
+        for request in queue:
+            if budget:
+                stop = min(request.prefill_length, request.prefilled + budget)
                 chunks.append(PrefillChunk(request, request.prefilled, stop, tuple(request.pages)))
                 budget -= stop - request.prefilled
+        self._overtaken = bool(chunks) and all(chunk.request is not self.prefilling[0] for chunk in chunks)
         return chunks
 
     def schedule_decode(self, *, preempt: bool) -> bool:
@@ -214,7 +235,7 @@ class Scheduler:
 
         One that speculates leaves out those without the head's entries, where running them again pays.
         """
-        if self.prefix is None:
+        if self.prefix is None or request.params.prompt_logprobs is not None:
             return Match([], 0)
         pages, with_head = self.prefix.match(request)
         unseen = (len(pages) - with_head) * self.pool.page_size
@@ -267,3 +288,16 @@ class Scheduler:
         request.restart()
         self.preemptions += 1
         self.waiting.appendleft(request)
+
+
+def _left(request: Request) -> int:
+    """Tokens that its prefill has yet to run."""
+    return request.prefill_length - request.prefilled
+
+
+def _rank(request: Request, rows: int) -> tuple[int, int]:
+    """What comes first in forwards of so many rows: short prompts, those that fit into one, the others by length."""
+    tokens = request.prefill_length - request.prefix_tokens
+    if tokens <= rows:
+        return int(tokens > rows * _SHORT), 0
+    return 2, _left(request) // _NO_MATTER

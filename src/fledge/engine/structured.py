@@ -10,18 +10,20 @@ edit of the logits before anything is chosen, so a constrained answer is plain d
 from __future__ import annotations
 
 import json
-import logging
+import re
+import threading
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fledge.base.errors import EngineError
-
-logger = logging.getLogger("fledge")
+from fledge.engine.json_schema import prepared_text
 
 _WANTED = {
     "json": "a JSON schema: a dictionary, or its text",
@@ -31,7 +33,13 @@ _WANTED = {
     "grammar": "a grammar in Lark's form",
 }
 _INSTALL = 'structured_outputs needs llguidance: pip install "fledge[structured]"'
-_KEPT_GRAMMARS = 64  # compiled ones, of an engine
+# Bytes of source. A compiled grammar takes up to 400 times as much memory (a text in a JSON schema's const).
+LARGEST_GRAMMAR = 128 << 10
+_MOST_RECENT = 256 << 10  # of grammars that are kept for later answers
+_MOST_LIVE = 2 << 20  # of those and the ones of answers in progress
+_PROBED_TOKENS = 16  # of an answer, when a grammar is compiled
+_LISTING = re.compile(r"\s*(\d+ \||\^)")  # llguidance shows the line of a grammar that is wrong
+_LONGEST_FAULT = 400
 
 
 def checked(given: object) -> dict[str, Any] | None:
@@ -60,6 +68,19 @@ def checked(given: object) -> dict[str, Any] | None:
     return {kind: list(value) if kind == "choice" else value}
 
 
+class GrammarsFullError(EngineError):
+    """Too many different grammars are in use; some of them end with their answers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """A compiled grammar."""
+
+    matcher: Any  # at the beginning of an answer, where it stays
+    ends: Tensor  # [ceil(V / 32)] int32: the bits of what may stand behind a complete answer
+    size: int  # bytes of its source
+
+
 class Grammars:
     """Compiles what requests want, for one target's tokens."""
 
@@ -79,21 +100,58 @@ class Grammars:
         self._ends = torch.zeros(-(-vocabulary // 32), dtype=torch.int32)
         for token in end_ids:
             self._ends[token // 32] |= 1 << token % 32 if token % 32 < 31 else -(1 << 31)
-        self._compiled = lru_cache(_KEPT_GRAMMARS)(self._compile)
+        self._live: WeakValueDictionary[tuple[str, str], Grammar] = WeakValueDictionary()
+        self._recent: OrderedDict[tuple[str, str], Grammar] = (
+            OrderedDict()
+        )  # stay although no answer needs them
+        self._lock = threading.Lock()
 
     def follower(self, wanted: Mapping[str, Any]) -> Follower:
-        """At the beginning of an answer of that form. Raises EngineError for a grammar that isn't one."""
+        """At the beginning of an answer of that form.
+
+        Compiling may take seconds and happens in the caller's thread. Raises EngineError for a grammar that isn't one
+        or is too large, and GrammarsFullError while the answers in progress need as many as memory allows.
+        """
         ((kind, value),) = wanted.items()
         try:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError) as error:  # a set, a dictionary within itself
+            size = len(text.encode())
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # a set, a dictionary within itself, half of a surrogate pair
             raise EngineError(f"structured_outputs.{kind} can't be written as JSON: {error}") from error
-        return self._compiled(kind, text).after(())
+        if size > LARGEST_GRAMMAR:
+            raise EngineError(
+                f"structured_outputs.{kind} has {size:,} bytes; use a form of at most {LARGEST_GRAMMAR:,}"
+            )
+        key = kind, text
+        with self._lock:
+            grammar = self._live.get(key)
+            if grammar is None:
+                self._make_room(size)
+        if grammar is None:
+            grammar = self._compile(kind, text, size)
+        with self._lock:
+            self._live[key] = self._recent[key] = grammar
+            self._recent.move_to_end(key)
+            while sum(each.size for each in self._recent.values()) > _MOST_RECENT:
+                self._recent.popitem(last=False)
+        return Follower(grammar)
 
-    def _compile(self, kind: str, text: str) -> Follower:
+    def _make_room(self, size: int) -> None:
+        """Forget recent grammars, if another of so many bytes needs their place."""
+        while sum(each.size for each in self._live.values()) + size > _MOST_LIVE:
+            if not self._recent:
+                raise GrammarsFullError(
+                    "the answers in progress have too many different forms for another one; try again later"
+                )
+            self._recent.popitem(last=False)
+
+    def _compile(self, kind: str, text: str, size: int) -> Grammar:
         try:
             if kind == "json":
-                grammar = self._matcher.grammar_from_json_schema(text)
+                grammar = self._matcher.grammar_from_json_schema(prepared_text(text))
             elif kind == "json_object":
                 grammar = self._matcher.grammar_from_json_schema('{"type": "object"}')
             elif kind == "regex":
@@ -102,35 +160,69 @@ class Grammars:
                 if kind == "choice":
                     text = "start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in json.loads(text))
                 grammar = self._matcher.grammar_from_lark(text)
-            fault = self._matcher.validate_grammar(grammar, self._tokens)
-            matcher = None if fault else self._matcher(self._tokens, grammar)
-            fault = fault or (matcher.get_error() if matcher is not None else "")
+            matcher = self._matcher(self._tokens, grammar, log_level=0)
+            fault = matcher.get_error() or _fault_ahead(matcher)
         except Exception as error:
             fault = str(error)
         if fault:
-            raise EngineError(f"structured_outputs.{kind} can't be used: {' '.join(fault.split())[:400]}")
-        return Follower(matcher, self._ends)
+            raise EngineError(f"structured_outputs.{kind} can't be used: {_first_lines(fault)}")
+        return Grammar(matcher, self._ends, size)
+
+
+def _fault_ahead(matcher: Any) -> str:
+    """The error that some answer's first tokens lead to; "" for none.
+
+    A grammar may compile and still be beyond llguidance's limits of work and memory in a state that answers reach
+    later. Along one answer this is found out here; see `Follower.completed_by` for the others.
+    """
+    probe = matcher.deep_copy()
+    for _ in range(_PROBED_TOKENS):
+        if probe.is_stopped():
+            break
+        forced = probe.compute_ff_tokens()
+        allowed = np.frombuffer(probe.compute_bitmask(), np.uint8)
+        if probe.is_stopped() or not allowed.any():
+            break
+        first = int(np.unpackbits(allowed, bitorder="little").argmax())
+        probe.try_consume_tokens(forced or [first])
+    return str(probe.get_error())
+
+
+def _first_lines(fault: str) -> str:
+    """llguidance's message without the grammar and the parser's state, which may be long and are the client's."""
+    fault = fault.replace("Unimplemented keys:", "these keywords of JSON Schema aren't supported:")
+    lines = [line for line in fault.split("<state>")[0].splitlines() if not _LISTING.match(line)]
+    return " ".join(" ".join(lines).split())[:_LONGEST_FAULT]
 
 
 class Follower:
     """Follows one answer through its grammar."""
 
-    def __init__(self, matcher: Any, ends: Tensor) -> None:
-        """`ends` [ceil(V / 32)] int32: the bits of what may stand behind a complete answer."""
-        self._matcher, self._ends, self._told = matcher, ends, False
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar, self._ends = grammar, grammar.ends
+        self._matcher = grammar.matcher.deep_copy()
+        self._taken: list[int] = []
+        self._broken = False
 
     def after(self, tokens: Sequence[int]) -> Follower:
         """Another, so many tokens further on."""
-        other = Follower(self._matcher.deep_copy(), self._ends)
-        other.take(tokens)
+        other = Follower(self._grammar)
+        other.take([*self._taken, *tokens])
         return other
 
     def take(self, tokens: Sequence[int]) -> None:
         """Go on by tokens of the answer; what comes behind its end is ignored."""
-        self._matcher.try_consume_tokens(list(tokens))
-        if self._matcher.is_error() and not self._told:  # it has limits of work and memory
-            self._told = True
-            logger.warning("an answer ends before its form does: %s", self._matcher.get_error())
+        taken = self._matcher.try_consume_tokens(list(tokens))
+        self._taken += tokens[:taken]
+        self._broken = bool(self._matcher.is_error())  # then it counts as stopped, and only ends are allowed
+
+    def completed_by(self, tokens: Sequence[int]) -> bool:
+        """Whether the answer may end behind `tokens`, all of it.
+
+        If not, llguidance has met one of its limits of work and memory: then only ends of the answer are allowed.
+        """
+        matcher = self._grammar.matcher.deep_copy()
+        return matcher.try_consume_tokens(list(tokens)) == len(tokens) and bool(matcher.is_accepting())
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """What may be chosen at these `nodes` of a tree, [len(nodes), ceil(V / 32)] int32: a bit for each token.
@@ -143,7 +235,7 @@ class Follower:
         children: dict[int, list[int]] = {}
         for node in range(1, len(parents)):
             children.setdefault(parents[node], []).append(node)
-        self._walk(0, tokens, children, wanted, bits)
+        self._walk(0, [], tokens, children, wanted, bits)
         return bits
 
     def fitting(self, tokens: Sequence[int]) -> int:
@@ -158,7 +250,7 @@ class Follower:
             fits = [bool(self._ends[token // 32] >> token % 32 & 1) for token in tokens]
         else:
             fits = [self._matcher.validate_tokens([token]) == 1 for token in tokens]
-        self._matcher.rollback(len(path))
+        self._go_back(len(path))
         return fits
 
     def forced(self, path: Sequence[int]) -> list[int]:
@@ -166,24 +258,42 @@ class Follower:
         if not self._went(path):
             return []
         tokens = [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
-        self._matcher.rollback(len(path))
+        self._go_back(len(path))
         return tokens
 
     def _went(self, path: Sequence[int]) -> bool:
         """Move on along `path`, if all of it may come next; says whether it did."""
         taken = 0 if self._matcher.is_stopped() else int(self._matcher.try_consume_tokens(list(path)))
         if taken < len(path):
-            self._matcher.rollback(taken)
+            self._go_back(taken)
         return taken == len(path)
+
+    def _go_back(self, tokens: int) -> None:
+        """Take back the last `tokens`, which `_taken` doesn't hold."""
+        self._matcher.rollback(tokens)
+        self._revive()
+
+    def _revive(self, path: Sequence[int] = ()) -> bool:
+        """After an error, which a matcher keeps for ever: another one that stands behind `path`. False without one.
+
+        What fails may be a draft that won't be accepted, and the answer then goes on as if it hadn't been tried.
+        """
+        if self._broken or not self._matcher.is_error():
+            return False
+        self._matcher = self._grammar.matcher.deep_copy()
+        self._matcher.try_consume_tokens([*self._taken, *path])
+        return True
 
     def _walk(
         self,
         node: int,
+        path: list[int],
         tokens: Sequence[int],
         children: Mapping[int, list[int]],
         wanted: Mapping[int, int],
         bits: Tensor,
     ) -> None:
+        """Fill the rows of `node`, which stands behind `path`, and of all below it."""
         if self._matcher.is_stopped():  # the answer is complete
             if node in wanted:
                 bits[wanted[node]] = self._ends
@@ -191,10 +301,15 @@ class Follower:
         if node in wanted:
             row = bits[wanted[node]]
             self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), row.nbytes)
+            if self._revive(path):
+                row[:] = self._ends
+                return
         for child in children.get(node, ()):
             if tokens[child] >= 0 and self._matcher.try_consume_tokens([tokens[child]]):
-                self._walk(child, tokens, children, wanted, bits)
+                self._walk(child, [*path, tokens[child]], tokens, children, wanted, bits)
                 self._matcher.rollback(1)
+            if self._revive(path) and child in wanted:
+                bits[wanted[child]] = self._ends
 
 
 def unpacked(bits: Tensor, vocabulary: int) -> Tensor:

@@ -70,11 +70,15 @@ class HookExtractor:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         try:
-            config = AutoConfig.from_pretrained(spec)
+            config = AutoConfig.from_pretrained(spec, trust_remote_code=False)
             multimodal = any("ConditionalGeneration" in name for name in config.architectures or [])
             kind = AutoModelForImageTextToText if multimodal else AutoModelForCausalLM
             model, loading = kind.from_pretrained(
-                spec, dtype=getattr(torch, dtype), device_map=device_map, output_loading_info=True
+                spec,
+                dtype=getattr(torch, dtype),
+                device_map=device_map,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         # Of any type, depending on the model, missing packages or the device.
         except Exception as error:

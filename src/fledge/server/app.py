@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from fledge import __version__
 from fledge.engine import Engine
 from fledge.server import errors, playground
+from fledge.server.bodies import BodyRoute
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Server
@@ -30,6 +32,7 @@ from fledge.server.protocol import (
     TokenizeRequest,
 )
 from fledge.server.render import Json
+from fledge.server.responses import ResponseRenderer, ResponsesRequest
 from fledge.server.sglang import GenerateRequest, NativeRenderer
 from fledge.server.strict import read
 
@@ -69,6 +72,7 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
         redirect_slashes=False,  # the gate handles such paths itself
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
+    app.router.route_class = BodyRoute
     app.state.server = server
     _add_vertex(app, server)  # first: its route may coincide with another
     _add_openai(app, server)
@@ -109,6 +113,23 @@ def _add_openai(app: FastAPI, server: Server) -> None:
             "parent": None,
             "max_model_len": server.engine.max_context,
         }
+
+    @app.post("/v1/responses", tags=["OpenAI"])
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Text, functions and forms; earlier responses as far as memory goes."""
+        client = request.state.visit.client
+        earlier = server.conversations.find(client, body.previous_response_id)
+        model = server.check_model(body.model)
+        rendering = ResponseRenderer(body, model, earlier, server.conversations, client)
+        return await server.respond(body.chat(earlier), request, rendering)
+
+    @app.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Json:
+        raise ApiError(
+            404,
+            "this server generates text and makes no embeddings; ask a server that does",
+            code="not_supported",
+        )
 
     @app.get("/v1/models", tags=["OpenAI"])
     async def models() -> Json:
@@ -167,12 +188,16 @@ def _add_vertex(app: FastAPI, server: Server) -> None:
         rawPredict and streamRawPredict pass a chat or text completion through unchanged; it is answered as such.
         """
         if "instances" not in body:
-            return await server.respond(_completion(body), request)
-        batch = read(PredictRequest, body)
-        requests = [_completion({**(batch.parameters or {}), **instance}) for instance in batch.instances]
+            return await server.respond(await asyncio.to_thread(_completion, body), request)
+        requests = await asyncio.to_thread(_instances, body)
         if any(each.stream for each in requests):
             raise errors.invalid("predictions aren't streamed; leave stream out", "stream")
         return {"predictions": await server.predictions(requests, request)}
+
+
+def _instances(body: Json) -> list[ChatRequest | CompletionRequest]:
+    batch = read(PredictRequest, body)
+    return [_completion({**(batch.parameters or {}), **instance}) for instance in batch.instances]
 
 
 def _completion(fields: Json) -> ChatRequest | CompletionRequest:
@@ -188,7 +213,7 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             raise ApiError(503, f"{problem}; restart this server", code="unhealthy")
         return {"status": "ok"}
 
-    for route in filter(None, ("/health", server.options.health_route)):
+    for route in filter(None, ("/health", "/ping", server.options.health_route)):
         app.add_api_route(route, health, methods=["GET"], tags=["Operations"])
 
     @app.get("/ready", tags=["Operations"])
@@ -226,6 +251,26 @@ def _add_operations(app: FastAPI, server: Server) -> None:
             "waiting": server.worker.waiting,
             "engine": engine_stats,
             "internal_states": [{"avg_spec_accept_length": stats.tau}],
+        }
+
+    @app.get("/load", tags=["Operations"])
+    async def load() -> Json:
+        """As in vLLM: how many answers are waiting or in progress."""
+        return {"server_load": server.worker.unfinished}
+
+    @app.get("/tokenizer_info", tags=["Operations"])
+    async def tokenizer_info() -> Json:
+        """As in vLLM: the tokenizer's class, its chat template and special tokens; lm-eval asks for it."""
+        tokenizer = server.engine.target.tokenizer
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "chat_template": tokenizer.chat_template,
+            "model_max_length": server.engine.max_context,
+            **{
+                name: str(token)
+                for name, token in tokenizer.special_tokens_map.items()
+                if isinstance(token, str)
+            },
         }
 
     @app.get("/version", tags=["Operations"])

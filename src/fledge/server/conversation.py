@@ -7,20 +7,32 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from fledge.server.strict import StrictBody
+from fledge.server.strict import ForgivingBody, StrictBody
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TextPart(StrictBody):
+class TextPart(ForgivingBody):
     """A part of a message; only text is supported."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class Function(StrictBody):
+class RefusalPart(ForgivingBody):
+    """A part of an assistant's message, as OpenAI's models refuse something."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.refusal
+
+
+class Function(ForgivingBody):
     """A function the answer may call."""
 
     name: FunctionName
@@ -43,7 +55,7 @@ class Function(StrictBody):
         return self.parameters or _NO_ARGUMENTS
 
 
-class Tool(StrictBody):
+class Tool(ForgivingBody):
     """A tool the target may call; only functions are supported."""
 
     type: Literal["function"]
@@ -73,26 +85,27 @@ class NamedTool(StrictBody):
     function: FunctionOfName
 
 
-class FunctionCall(StrictBody):
+class FunctionCall(ForgivingBody):
     """The function an assistant called, and its arguments."""
 
     name: FunctionName
-    arguments: str = Field(description="the text of a JSON object")
+    arguments: str = Field(
+        description="the text of a JSON object; another text, as some targets write, is passed on as it is"
+    )
     parsed_arguments: Any = Field(None, description="as parsed by OpenAI's client; ignored")
 
-    @field_validator("arguments")
-    @classmethod
-    def _is_an_object(cls, value: str) -> str:
+    @property
+    def plain_arguments(self) -> dict[str, Any] | str:
+        """The object; the text if it isn't one, or names half of a surrogate pair, which no text can hold."""
         try:
-            arguments = json.loads(value or "{}")
+            arguments = json.loads(self.arguments or "{}")
+            json.dumps(arguments, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise ValueError("give the text of a JSON object")
-        return value
+            return self.arguments
+        return arguments if isinstance(arguments, dict) else self.arguments
 
 
-class ToolCall(StrictBody):
+class ToolCall(ForgivingBody):
     """A call in an assistant's message."""
 
     id: str = Field(max_length=256)
@@ -103,15 +116,11 @@ class ToolCall(StrictBody):
     @property
     def plain(self) -> dict[str, Any]:
         """In the form chat templates expect, with the arguments as an object."""
-        arguments = json.loads(self.function.arguments or "{}")
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.function.name, "arguments": arguments},
-        }
+        function = {"name": self.function.name, "arguments": self.function.plain_arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
-class ChatMessage(StrictBody):
+class ChatMessage(ForgivingBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -119,27 +128,47 @@ class ChatMessage(StrictBody):
     reasoning_content: str | None = Field(
         None, description="the assistant's, passed to the chat template; few use it"
     )
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)] | None = (
-        Field(None, validate_default=True)
-    )
+    reasoning: str | None = Field(None, description="another name of reasoning_content")
+    content: (
+        str
+        | Annotated[list[TextPart | RefusalPart], Field(min_length=1, max_length=1024, fail_fast=True)]
+        | None
+    ) = Field(None, validate_default=True)
+    refusal: str | None = Field(None, description="the assistant's, in place of content")
     parsed: Any = Field(None, description="as parsed by OpenAI's client; ignored")
     tool_call_id: str | None = Field(None, max_length=256, description="of the call that a tool answers")
-    name: str | None = Field(None, max_length=64, description="passed to the chat template; few use it")
+    name: str | None = Field(None, max_length=256, description="passed to the chat template; few use it")
 
     @field_validator("content")
     @classmethod
-    def _has_content(cls, value: str | list[TextPart] | None, info: ValidationInfo) -> Any:
-        if value is None and not (info.data.get("tool_calls") or info.data.get("reasoning_content")):
+    def _has_content(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("role") != "assistant":  # a reply may be calls or reasoning only
             raise ValueError("give a text, or a list of parts of type text")
         return value
 
     @model_validator(mode="after")
     def _fields_fit_the_role(self) -> ChatMessage:
-        if self.role != "assistant" and (self.tool_calls or self.reasoning_content):
-            raise ValueError("tool_calls and reasoning_content are an assistant's; leave them out")
+        if self.role != "assistant" and (self.tool_calls or self.thoughts or self.refusal):
+            raise ValueError(
+                "tool_calls, reasoning_content, reasoning and refusal are an assistant's; leave them out"
+            )
         if self.role != "tool" and self.tool_call_id is not None:
             raise ValueError("tool_call_id belongs to a message of the role tool; leave it out")
         return self
+
+    @property
+    def characters(self) -> int:
+        """About how many characters the chat template writes of it."""
+        parts = (
+            [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
+        )
+        calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
+        return 64 + sum(map(len, parts)) + len(self.thoughts or "") + calls
+
+    @property
+    def thoughts(self) -> str | None:
+        """The reasoning, by either name."""
+        return self.reasoning_content or self.reasoning
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -150,8 +179,12 @@ class ChatMessage(StrictBody):
         more = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,
-            "reasoning_content": self.reasoning_content,
+            "reasoning_content": self.thoughts or None,
             "tool_calls": [call.plain for call in self.tool_calls or ()] or None,
         }
         extra = {key: value for key, value in more.items() if value is not None}
-        return {"role": "system" if self.role == "developer" else self.role, "content": text, **extra}
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text or self.refusal or "",
+            **extra,
+        }

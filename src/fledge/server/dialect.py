@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from fledge.base.errors import TargetError
-from fledge.server import errors
+from fledge.server import errors, harmony
+from fledge.server.harmony import ChannelReader
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.reader import REASONING_PARSERS, THINK, THOUGHT, Reader, Thoughts
-from fledge.server.tool_calls import CALL_FORMS, CallForm, CallReader, grammar
+from fledge.server.tool_calls import CALL_FORMS, CallForm, CallReader, grammar, mark
 from fledge.target import Target
 
 _QUESTION = {"role": "user", "content": "Hello"}
@@ -47,11 +48,16 @@ class Dialect:
         self._tokens = {str(token): int(token_id) for token_id, token in added.items()}
         self._special = {str(token) for token in added.values() if token.special}
 
-    def reader(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Reader | None:
+    def reader(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Reader | ChannelReader | None:
         """The reader of one answer to `body`; None: all of it is content."""
+        if self._has_channels:
+            final = bool(self.opening(body)) or bool(body.continue_final_message)
+            names = {tool.function.name for tool in body.offered}
+            return ChannelReader(names, several=body.parallel_tool_calls is not False, final=final)
         # Structured output leaves no room for reasoning.
-        free = not body.must_call and body.form is None
-        thoughts = self._thoughts(prompt_ids) if self._reasons and free else None
+        free = not body.must_call and (body.form is None or bool(body.bad_words))
+        continues = bool(body.continue_final_message)
+        thoughts = self._thoughts(prompt_ids, continues=continues) if self._reasons and free else None
         names = {tool.function.name for tool in body.offered}
         several = body.parallel_tool_calls is not False
         calls = CallReader(self.call_form, names, several=several) if names else None
@@ -61,10 +67,13 @@ class Dialect:
         """The engine's structured_outputs: calls, the requested format, or either; None: a free answer."""
         if not body.offered or not (body.must_call or body.form):
             return body.form
+        functions = {tool.function.name: tool.function.schema_of_arguments for tool in body.offered}
+        if self._has_channels:
+            return {"grammar": harmony.grammar(functions, partial(mark, self._tokens), body.answer_schema)}
         several = body.tool_choice in (None, "auto", "required") and body.parallel_tool_calls is not False
         lark = grammar(
             self.call_form,
-            {tool.function.name: tool.function.schema_of_arguments for tool in body.offered},
+            functions,
             several=several and not self._one_call_a_turn,
             marks=self._tokens,
             answer=body.answer_schema,
@@ -75,11 +84,28 @@ class Dialect:
         """Whether special tokens are left out of the text; not if some of them mark reasoning or calls."""
         marks: set[str] = set()
         if isinstance(body, ChatRequest):
+            if self._has_channels:
+                return False
             if self._reasons:
                 marks |= {THINK, THOUGHT}
             if body.offered:
                 marks |= {self.call_form.open, self.call_form.close, self.call_form.args}
         return body.skip_special_tokens is not False and not marks & self._special
+
+    def opening(self, body: ChatRequest) -> list[int]:
+        """Ids that open the answer behind the chat template's own opening; an answer of a form has one channel."""
+        if not self._has_channels or body.form is None or body.offered or body.continue_final_message:
+            return []
+        return list(self._target.tokenizer.encode(harmony.FINAL, add_special_tokens=False))
+
+    @cached_property
+    def _has_channels(self) -> bool:
+        """Whether the chat template writes answers in gpt-oss's channels."""
+        try:
+            reply = self._target.chat.render([_QUESTION, {"role": "assistant", "content": _FUNCTION}])
+        except TargetError:
+            return False
+        return harmony.FINAL + _FUNCTION in reply
 
     @cached_property
     def call_form(self) -> CallForm:
@@ -122,8 +148,8 @@ class Dialect:
         except TargetError:
             return None
 
-    def _thoughts(self, prompt_ids: Sequence[int]) -> Thoughts:
+    def _thoughts(self, prompt_ids: Sequence[int], *, continues: bool) -> Thoughts:
         end = self._target.tokenizer.decode(list(prompt_ids[-_LAST_IDS:]), skip_special_tokens=False).rstrip()
         opened = end.endswith(THINK)
         closed = end.endswith(THOUGHT)
-        return Thoughts(inside=opened or (self._reasons_first and not closed))
+        return Thoughts(inside=opened or (self._reasons_first and not closed and not continues))

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.responses import Response
 
 from fledge.base.errors import FledgeError
+from fledge.engine import GrammarsFullError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 # What pydantic calls the alternatives of a field with several forms; no field has such a name.
@@ -24,6 +25,9 @@ _FORMS = {
     "content": "a text, or a list of parts of type text",
     "tool_choice": "none, auto, required, or the function to call",
 }
+
+
+_FORMS_RETRY_S = 5
 
 
 class ApiError(Exception):
@@ -86,6 +90,26 @@ def engine_failed() -> ApiError:
     )
 
 
+def too_complex() -> ApiError:
+    """The grammar of the answer's form is beyond llguidance's limits where the answer has got to."""
+    return ApiError(
+        400,
+        "the answer can't go on in the form it must have: its schema or grammar allows too many ways here for the "
+        "parser's limits; make it simpler, for instance with fewer optional properties in one object",
+        code="grammar_too_complex",
+    )
+
+
+def too_many_forms(seconds: int) -> ApiError:
+    """Answers in progress have as many different grammars as memory allows."""
+    return ApiError(
+        503,
+        f"the answers in progress have too many different schemas and grammars; try again in {seconds} s",
+        code="overloaded",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
 def timed_out(seconds: float) -> ApiError:
     """The request exceeded the server's time limit."""
     return ApiError(
@@ -105,6 +129,8 @@ def refused(param: str | None = None) -> Iterator[None]:
     """Turn a FledgeError raised inside into an error of the request; `param`: the field it is about."""
     try:
         yield
+    except GrammarsFullError as error:
+        raise too_many_forms(_FORMS_RETRY_S) from error
     except FledgeError as error:
         raise invalid(str(error), param) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
 import re
 import time
@@ -24,7 +25,8 @@ from fledge.server.stream import ReaderStalled
 
 logger = logging.getLogger("fledge.server.access")
 
-OPEN_ROUTES = frozenset({"/", "/health", "/ready", "/metrics"})  # no key needed
+OPEN_ROUTES = frozenset({"/", "/health", "/ping", "/ready", "/metrics"})  # no key needed
+_PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # client-supplied ids that are accepted
 # For draining the rest of a too large body: a client that is still sending doesn't read the response.
 _DISCARD_S = 10.0
@@ -73,7 +75,25 @@ class Gate:
             self._record(scope, visit)
 
     def _check(self, scope: Scope, visit: _Visit) -> None:
-        """Raise an ApiError for requests without a key, or of a content type that only a web page's form would send."""
+        """Raise an ApiError for requests without a key, and for those that look like somebody's attack.
+
+        Two lengths of a body, which servers in a row may read as different requests (RFC 9112, 6.1); a content type
+        that only a web page's form sends; and without keys a domain name that leads here (DNS rebinding).
+        """
+        if _header(scope, b"content-length") and _header(scope, b"transfer-encoding"):
+            raise ApiError(
+                400,
+                "the body has both a Content-Length and a Transfer-Encoding; send one of them",
+                code="ambiguous_length",
+                headers={"Connection": "close"},
+            )
+        if not self._keys and _is_local(scope) and _may_be_rebound(_header(scope, b"host")):
+            raise ApiError(
+                403,
+                "without API keys this server answers on this address to localhost and IP addresses, not to domain "
+                "names; use one of those, or start it with API keys",
+                code="unknown_host",
+            )
         if self._keys and scope["path"] not in self._open and scope["method"] != "OPTIONS":
             digest = _digest(_bearer(scope))
             matches = [
@@ -206,6 +226,29 @@ class _Visit:
         start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
         await self.send(start)
         await self.send({"type": "http.response.body", "body": response.body})
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether the connection came in on a loopback address."""
+    return _is_loopback((scope.get("server") or ("",))[0])
+
+
+def _may_be_rebound(host: bytes) -> bool:
+    """Whether a Host header is a domain name, whose owner decides where it leads."""
+    name = _PORT.sub("", host.decode("latin-1")).strip("[]").rstrip(".").lower()
+    return "." in name and not name.endswith(".localhost") and _address(name) is None
+
+
+def _is_loopback(name: str) -> bool:
+    address = _address(name)
+    return address is not None and address.is_loopback
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
 
 
 def _digest(key: bytes) -> bytes:

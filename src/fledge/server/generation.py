@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fledge.engine import Engine, SamplingParams
+from fledge.engine.structured import Follower
 from fledge.server import errors
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
@@ -21,10 +22,12 @@ from fledge.server.job import Job, deltas
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.render import Json, Renderer, Rendering, encode, usage
+from fledge.server.responses import Conversations, ResponseRenderer
 from fledge.server.stream import DONE, EventStream, event
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
 
+_COMPILERS = 2  # grammars compiled at once; the processors are the engine's
 _STATUS_WAIT_S = 5.0  # how long a stream's HTTP status waits for its first token
 
 
@@ -37,7 +40,9 @@ class Server:
         self.model_names = options.model_names or (engine.target.name,)
         self.target_name = options.target or engine.target.name  # clients may load the tokenizer by this name
         self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
+        self.conversations = Conversations()
         self.tokens = Tokens(engine.target, engine.max_context)
+        self._compiling = asyncio.Semaphore(_COMPILERS)
         self._dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
 
     async def respond(
@@ -54,7 +59,7 @@ class Server:
         if body.stream:
             return await self._stream(body, jobs, renderer, request, deadline)
         await self._finish(jobs, request, deadline)
-        return Response(encode(renderer.whole(jobs)), media_type="application/json")
+        return Response(encode(renderer.whole(_best(body, jobs))), media_type="application/json")
 
     async def predictions(
         self, bodies: Sequence[ChatRequest | CompletionRequest], request: Request
@@ -68,7 +73,7 @@ class Server:
         self._submit(together, request)
         await self._finish(together, request, deadline)
         return [
-            Renderer(body, model, self.tokens).whole(its_jobs)
+            Renderer(body, model, self.tokens).whole(_best(body, its_jobs))
             for body, model, its_jobs in zip(bodies, models, jobs, strict=True)
         ]
 
@@ -94,7 +99,7 @@ class Server:
         visit = request.state.visit
         if (user := body.safety_identifier or body.user) is not None:
             visit.notes["user"] = user
-        form = await self._form(body)
+        form, grammar = await self._form(body)
         return [
             Job(
                 prompt,
@@ -104,24 +109,30 @@ class Server:
                 speculate=body.speculate is not False,
                 trace=bool(body.return_trace),
                 echo=echo,
-                continues=isinstance(body, CompletionRequest),
+                continues=isinstance(body, CompletionRequest) or bool(body.continue_final_message),
+                with_stop=bool(body.include_stop_str_in_output),
+                grammar=grammar,
                 reader=self._dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
             )
             for prompt, echo in prompts
-            for copy in range(body.n or 1)
+            for copy in range(_copies(body))
         ]
 
-    async def _form(self, body: ChatRequest | CompletionRequest) -> Json | None:
-        """The answer's format, as the engine's structured_outputs.
+    async def _form(self, body: ChatRequest | CompletionRequest) -> tuple[Json | None, Follower | None]:
+        """The answer's format, as the engine's structured_outputs; and compiled, for the engine to find it ready.
 
         It is compiled here, in a thread, since a large schema takes a while, and to reject an invalid one.
         """
+        grammar = None
         form = self._dialect.form(body) if isinstance(body, ChatRequest) else body.form
         if form is not None:
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
-            with errors.refused("tools" if body.form is None else field):
-                await asyncio.to_thread(self.engine.follower, SamplingParams(structured_outputs=form))
-        return form
+            field = "bad_words" if body.bad_words else field
+            async with self._compiling:
+                with errors.refused("tools" if body.form is None else field):
+                    params = SamplingParams(structured_outputs=form)
+                    grammar = await asyncio.to_thread(self.engine.follower, params)
+        return form, grammar
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
         for job in jobs:
@@ -133,16 +144,41 @@ class Server:
     async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[tuple[list[int], str]]:
         """The ids of each prompt, and its text if `echo` is set."""
         if isinstance(body, ChatRequest):
-            return [(await self.tokens.chat(body.messages, body.chat_template_kwargs, body.offered), "")]
+            ids = await self.tokens.chat(
+                body.messages,
+                self._template_options(body),
+                body.offered,
+                opening=body.add_generation_prompt is not False,
+                continues=bool(body.continue_final_message),
+            )
+            return [(self._truncated(body, ids + self._dialect.opening(body)), "")]
         prompts = []
         for prompt in body.prompts:
             if isinstance(prompt, str):
                 ids = await self.tokens.text(prompt, special=body.add_special_tokens is not False)
-                prompts.append((ids, prompt if body.echo else ""))
             else:
                 self.tokens.check(prompt, "prompt")
-                prompts.append((prompt, await self.tokens.decode(prompt) if body.echo else ""))
+                ids = prompt
+            ids = self._truncated(body, ids)
+            text = isinstance(prompt, str) and body.truncate_prompt_tokens is None
+            echo = "" if not body.echo else str(prompt) if text else await self.tokens.decode(ids)
+            prompts.append((ids, echo))
         return prompts
+
+    def _template_options(self, body: ChatRequest) -> Json:
+        """What the chat template is told; `reasoning_effort` only if it looks at that."""
+        options = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None and self.engine.target.chat.asks_for("reasoning_effort"):
+            options.setdefault("reasoning_effort", body.reasoning_effort)
+        return options
+
+    def _truncated(self, body: ChatRequest | CompletionRequest, ids: list[int]) -> list[int]:
+        """The last truncate_prompt_tokens ids."""
+        kept = body.truncate_prompt_tokens
+        if kept is None:
+            return ids
+        room = self.engine.max_context - (body.wanted_tokens or 1)
+        return ids[-min(kept if kept > 0 else room, max(room, 1)) :]
 
     def _params(
         self, body: ChatRequest | CompletionRequest, prompt: list[int], copy: int, form: Json | None
@@ -181,7 +217,10 @@ class Server:
                 presence_penalty=body.presence_penalty or 0.0,
                 frequency_penalty=body.frequency_penalty or 0.0,
                 logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-                logprobs=body.wanted_logprobs,
+                logprobs=body.wanted_logprobs
+                if _copies(body) == (body.n or 1)
+                else body.wanted_logprobs or 0,
+                prompt_logprobs=body.wanted_prompt_logprobs if isinstance(body, CompletionRequest) else None,
                 stop=[stop for stop in stops if isinstance(stop, str)],
                 structured_outputs=form,
                 skip_special_tokens=self._dialect.skips_special(body),
@@ -205,7 +244,10 @@ class Server:
         request: Request,
         deadline: float,
     ) -> Response:
-        events = self._events(body, jobs, renderer)
+        if isinstance(renderer, ResponseRenderer):
+            events = renderer.events(jobs)
+        else:
+            events = self._events(body, jobs, renderer)
         try:
             # A rejection or failure before the first token is still an HTTP error.
             with suppress(TimeoutError):
@@ -262,4 +304,24 @@ class Server:
 
 
 def _answers(body: ChatRequest | CompletionRequest) -> int:
-    return (body.n or 1) * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
+    return _copies(body) * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
+
+
+def _copies(body: ChatRequest | CompletionRequest) -> int:
+    """Answers that are made to each prompt."""
+    return max(body.n or 1, body.best_of or 1)
+
+
+def _best(body: ChatRequest | CompletionRequest, jobs: Sequence[Job]) -> list[Job]:
+    """The n answers to each prompt that are the most likely per token; the best first, as vLLM ranks them."""
+    copies, chosen = _copies(body), []
+    if copies == (body.n or 1):
+        return list(jobs)
+    for first in range(0, len(jobs), copies):
+        ranked = sorted(jobs[first : first + copies], key=_likelihood, reverse=True)
+        chosen += ranked[: body.n or 1]
+    return chosen
+
+
+def _likelihood(job: Job) -> float:
+    return sum(each.logprob for each in job.logprobs) / max(len(job.logprobs), 1)

@@ -15,7 +15,9 @@ from typing import Any
 
 from fledge.engine import Completion, SamplingParams, StepResult, TokenLogprob, TreeTrace
 from fledge.engine.detokenize import Detokenizer, decode
+from fledge.engine.structured import Follower
 from fledge.server.errors import ApiError
+from fledge.server.harmony import ChannelReader
 from fledge.server.message import MessageParts
 from fledge.server.reader import Reader
 
@@ -51,11 +53,14 @@ class Job:
         trace: bool = False,
         echo: str = "",
         continues: bool = False,
-        reader: Reader | None = None,
+        with_stop: bool = False,
+        grammar: Follower | None = None,
+        reader: Reader | ChannelReader | None = None,
     ) -> None:
         """`echo`: text to put before the answer. `continues`: the answer's text continues the prompt's.
 
-        `reader`: finds reasoning and calls in it.
+        `with_stop`: what ends the answer is part of its text. `reader`: finds reasoning and calls in it. `grammar`: of
+        the answer's form; kept so that the engine doesn't have to compile it again.
         """
         self.prompt_ids = prompt_ids
         self.params = params
@@ -64,6 +69,8 @@ class Job:
         self.trace = trace
         self.echo = echo
         self._continues = continues
+        self._with_stop = with_stop
+        self._grammar = grammar
         self._reader = reader
         self.request_id: int | None = None  # the engine's; written by its thread
         self.completion: Completion | None = None
@@ -93,6 +100,7 @@ class Job:
             return
         pending, text = self._pending, self._text(result)
         self.completion = pending.completion = result.completion
+        text += self._stop_text(result.completion)
         pending.text += text
         pending.token_ids += result.token_ids
         self.text += text
@@ -106,7 +114,7 @@ class Job:
         self.news.set()
 
     def parts(self, text: str, *, last: bool) -> MessageParts:
-        """The answer's text as parts of a message: the complete text once, or piece by piece."""
+        """More of the answer's text as parts of a message."""
         return MessageParts(content=text) if self._reader is None else self._reader.add(text, last=last)
 
     @property
@@ -133,7 +141,7 @@ class Job:
         if result.text is not None:  # with stop strings, the engine produces the text itself
             return begin + result.text
         completion, visible = result.completion, result.token_ids
-        if completion is not None and completion.finish_reason == "stop":
+        if completion is not None and completion.finish_reason != "length":
             visible = visible[:-1]  # the stop token isn't part of the text
         if not self.trace:
             return begin + self._detokenizer.add(visible, last=completion is not None)
@@ -143,6 +151,13 @@ class Job:
             pieces.append(self._detokenizer.add([], last=True))
         self._pending.pieces += zip(pieces, [*result.origins, 0], strict=False)
         return "".join(pieces)
+
+    def _stop_text(self, completion: Completion | None) -> str:
+        """The text that ended the answer, if it is wanted."""
+        stop = completion.stop_reason if completion is not None and self._with_stop else None
+        if not isinstance(stop, int):
+            return stop or ""
+        return decode(self._tokenizer, [stop], skip_special=self.params.skip_special_tokens)
 
     def _space_between(self, token_ids: Sequence[int]) -> str:
         """The space before the answer, which some tokenizers drop when decoding the beginning of a text."""
@@ -166,7 +181,9 @@ class Job:
 
     def answer(self) -> Delta:
         """The complete answer as one delta, for answers that weren't read piece by piece."""
-        parts = self.parts(self.text, last=True)
+        done, reader = self.completion, self._reader
+        ended = done is not None and done.finish_reason == "stop" and done.stop_reason is None
+        parts = MessageParts(content=self.text) if reader is None else reader.read(self.text, ended=ended)
         return Delta(self.text, self.token_ids, self.logprobs, parts=parts, completion=self.completion)
 
 

@@ -6,35 +6,28 @@ Ours: `speculate` (false: plain decode for this request), `return_trace` (origin
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fledge.server.conversation import ChatMessage, NamedTool, Tool
 from fledge.server.strict import Several, StrictBody
+from fledge.server.values import (
+    Biases,
+    Finite,
+    Seed,
+    StopText,
+    TokenId,
+    TokenIds,
+    TokenLimit,
+    UserName,
+    Whole,
+)
 
-_INT64 = 1 << 63
-_COLDEST = 0.001
-StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Lists stop at their first error (fail_fast): reporting millions of them would block all other requests.
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-_MOST_BIASES = 4096
-
-
-def _few(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > _MOST_BIASES:
-        raise ValueError(f"more than {_MOST_BIASES} entries; send fewer")
-    return value
-
-
-Biases = Annotated[
-    dict[str, Annotated[Finite, Field(ge=-100, le=100)]],
-    Field(max_length=_MOST_BIASES),
-    BeforeValidator(_few),
-]
+_COLDEST = 0.001  # below it, dividing by the temperature would overflow, and the answer is the greedy one
+_LEAST_TOP_P = 1e-6
+_GUIDED = ("json", "regex", "choice", "grammar")
 
 
 class StreamOptions(StrictBody):
@@ -85,12 +78,12 @@ class StructuredOutputs(StrictBody):
 class Sampling(StrictBody):
     """How tokens are sampled and what ends an answer; the fields that OpenAI and SGLang share."""
 
-    n: int | None = Field(None, ge=1, le=1024)
+    n: Annotated[int | None, Whole] = Field(None, ge=1, le=1024)
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(
-        None, description="default 1; 0 is greedy"
+        None, description="default 1; 0, and all below 0.001, is greedy"
     )
-    top_p: Annotated[Finite, Field(ge=1e-6, le=1)] | None = None
-    top_k: int | None = Field(None, ge=-1, lt=1 << 31, description="0 or -1: all tokens")
+    top_p: Annotated[Finite, Field(ge=0, le=1)] | None = Field(None, description="0: the most likely token")
+    top_k: Annotated[int | None, Whole] = Field(None, ge=-1, lt=1 << 31, description="0 or -1: all tokens")
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
@@ -103,12 +96,20 @@ class Sampling(StrictBody):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = Field(None, description="default true: leave them out of the text")
 
+    include_stop_str_in_output: bool | None = Field(None, description="what ends the answer is part of it")
+    bad_words: Annotated[list[StopText], Field(max_length=256, fail_fast=True)] | None = Field(
+        None, description="texts that the answer doesn't contain"
+    )
+
     @field_validator("temperature")
     @classmethod
-    def _not_almost_greedy(cls, value: float | None) -> float | None:
-        if value is not None and 0 < value < _COLDEST:  # dividing by it would overflow
-            raise ValueError(f"use 0, which is greedy, or at least {_COLDEST}")
-        return value
+    def _almost_greedy_is_greedy(cls, value: float | None) -> float | None:
+        return 0.0 if value is not None and value < _COLDEST else value
+
+    @field_validator("top_p")
+    @classmethod
+    def _at_least_one_token(cls, value: float | None) -> float | None:
+        return None if value is None else max(value, _LEAST_TOP_P)
 
     @field_validator("logit_bias")
     @classmethod
@@ -123,8 +124,10 @@ class Generation(Sampling):
     """The fields common to chat and text completions."""
 
     model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
-    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    min_tokens: int | None = Field(None, ge=0, lt=1 << 31, description="nothing ends the answer earlier")
+    max_tokens: TokenLimit = Field(None, description="-1: as left out")
+    min_tokens: Annotated[int | None, Whole] = Field(
+        None, ge=0, lt=1 << 31, description="nothing ends the answer earlier"
+    )
     seed: Seed | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -133,11 +136,18 @@ class Generation(Sampling):
     return_token_ids: bool | None = None
     return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
     speculate: bool | None = Field(None, description="false: plain decode for this request")
-    user: str | None = Field(None, max_length=512, description="written to the log with the request's line")
-    safety_identifier: str | None = Field(None, max_length=512, description="the newer name of user")
-    prompt_cache_key: str | None = Field(
-        None, max_length=512, description="no effect: all requests share one prefix cache"
+    user: UserName = Field(None, description="written to the log with the request's line")
+    safety_identifier: UserName = Field(None, description="the newer name of user")
+    best_of: Annotated[int | None, Whole] = Field(
+        None, ge=1, le=1024, description="make so many answers, and give the n most likely per token"
     )
+    truncate_prompt_tokens: Annotated[int | None, Whole] = Field(
+        None, ge=-1, lt=1 << 31, description="keep only so many tokens, the last ones; -1: as many as fit"
+    )
+    guided_json: dict[str, Any] | str | None = Field(None, description="structured_outputs.json")
+    guided_regex: str | None = Field(None, description="structured_outputs.regex")
+    guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
+    guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Generation:
@@ -151,6 +161,34 @@ class Generation(Sampling):
         return self
 
     @model_validator(mode="after")
+    def _best_of_several(self) -> Generation:
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError(f"best_of is {self.best_of}, less than n; leave it out, or raise it")
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise ValueError("best_of can't be streamed: which answers are best is known at the end")
+        return self
+
+    @model_validator(mode="after")
+    def _guided(self) -> Generation:
+        """vLLM's older names of structured_outputs."""
+        guided = {kind: value for kind in _GUIDED if (value := getattr(self, f"guided_{kind}")) is not None}
+        if guided:
+            if self.structured_outputs is not None:
+                raise ValueError("give either structured_outputs or one of guided_json and its siblings")
+            if len(guided) > 1:
+                raise ValueError("give one of guided_json, guided_regex, guided_choice and guided_grammar")
+            self.structured_outputs = StructuredOutputs.model_validate(guided)
+        return self
+
+    @model_validator(mode="after")
+    def _bad_words_are_a_form(self) -> Generation:
+        if self.bad_words and (self.structured_outputs or self.answer_schema is not None):
+            raise ValueError("bad_words can't be combined with a form of the answer; leave one of them out")
+        if self.bad_words and (self.min_tokens or self.ignore_eos):
+            raise ValueError("bad_words can't be combined with min_tokens and ignore_eos; leave those out")
+        return self
+
+    @model_validator(mode="after")
     def _one_form(self) -> Generation:
         if self.structured_outputs is not None and self.response_format is not None:
             raise ValueError("give either response_format or structured_outputs")
@@ -161,6 +199,9 @@ class Generation(Sampling):
         """The engine's structured_outputs."""
         if self.structured_outputs is not None:
             return self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        if self.bad_words:
+            words = "|".join(re.escape(word).replace("/", r"\/") for word in self.bad_words)
+            return {"grammar": f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*({words}).*)/"}
         return None if self.answer_schema is None else {"json": self.answer_schema}
 
     @property
@@ -190,11 +231,16 @@ class ChatRequest(Generation):
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     chat_template_kwargs: TemplateKwargs | None = None
-    max_completion_tokens: int | None = Field(
-        None, ge=1, lt=1 << 31, description="the newer name of max_tokens"
-    )
+    max_completion_tokens: TokenLimit = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Annotated[int | None, Whole] = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = Field(None, description="false: no opening of the assistant's turn")
+    continue_final_message: bool | None = Field(
+        None, description="the answer continues the last message, which is the assistant's"
+    )
+    reasoning_effort: str | int | None = Field(
+        None, description="for chat templates that look at it, otherwise ignored"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -206,12 +252,25 @@ class ChatRequest(Generation):
         return self
 
     @model_validator(mode="after")
+    def _final_message_to_continue(self) -> ChatRequest:
+        if not self.continue_final_message:
+            return self
+        if self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+        last = self.messages[-1]
+        if last.role != "assistant" or last.tool_calls or not last.plain["content"]:
+            raise ValueError("continue_final_message needs a last message with content from the assistant")
+        return self
+
+    @model_validator(mode="after")
     def _tools_and_choice(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             raise ValueError("tools has two functions with the same name; rename one")
         if self.must_call and not self.offered:
             raise ValueError("tool_choice names a function that isn't in tools; add it there")
+        if self.offered and self.bad_words:
+            raise ValueError("bad_words can't be combined with tools; leave one of them out")
         if self.offered and self.structured_outputs is not None:
             raise ValueError(
                 "structured_outputs leaves no room for calls: use response_format, leave out tools, or set "
@@ -253,15 +312,23 @@ class CompletionRequest(Generation):
     add_special_tokens: bool | None = Field(
         None, description="default true: those the tokenizer adds, such as a beginning"
     )
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Annotated[int | None, Whole] = Field(None, ge=0, le=20)
     echo: bool | None = Field(None, description="include the prompt in the text")
 
+    prompt_logprobs: Annotated[int | None, Whole] = Field(
+        None, ge=0, le=20, description="log probabilities of the prompt's tokens, with so many alternatives"
+    )
+
+    @property
+    def wanted_prompt_logprobs(self) -> int | None:
+        """How many alternatives to report per token of the prompt; None: no log probabilities."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((top for top in wanted if top is not None), default=None)
+
     @model_validator(mode="after")
-    def _no_logprobs_of_prompts(self) -> CompletionRequest:
-        if self.echo and self.logprobs is not None:
-            raise ValueError(
-                "echo can't be combined with logprobs: a prompt's aren't computed; leave one of them out"
-            )
+    def _whole_answers_only(self) -> CompletionRequest:
+        if self.stream and self.wanted_prompt_logprobs is not None:
+            raise ValueError("a prompt's log probabilities can't be streamed; leave stream out")
         return self
 
     @property

@@ -62,6 +62,12 @@ class Reader:
         """Whether there has been a call."""
         return self._calls is not None and self._calls.calls > 0
 
+    def read(self, text: str, *, ended: bool) -> MessageParts:
+        """A complete answer. `ended`: by itself; then a call whose arguments aren't JSON is content."""
+        if self._calls is not None:
+            self._calls.whole, self._calls.ended = True, ended
+        return self.add(text, last=True)
+
     def add(self, text: str, *, last: bool) -> MessageParts:
         """The parts that this text makes final; `last`: no more text will follow."""
         parts = MessageParts()

@@ -44,6 +44,7 @@ class Renderer:
         self._tokens = tokens
         self._with_token_ids = bool(body.return_token_ids)
         self._with_logprobs = body.wanted_logprobs is not None
+        self._top_of_prompt = None if isinstance(body, ChatRequest) else body.prompt_logprobs
         self.id = ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex
         self._created = int(time.time())
 
@@ -73,6 +74,9 @@ class Renderer:
         if not self._chat:
             choice["text"] = job.echo + delta.text if first else delta.text
         choice["logprobs"] = self._logprobs(delta.logprobs, job) if self._with_logprobs else None
+        scored = None if delta.completion is None else delta.completion.prompt_logprobs
+        if scored is not None and self._top_of_prompt is not None:
+            choice["prompt_logprobs"] = [None, *(self._by_id(entry, self._top_of_prompt) for entry in scored)]
         choice["finish_reason"] = job.finish_reason if delta.completion else None
         if delta.completion is not None:
             choice["stop_reason"] = delta.completion.stop_reason
@@ -90,11 +94,33 @@ class Renderer:
             return {"content": [self._chat_entry(entry) for entry in entries], "refusal": None}
         skip = job.params.skip_special_tokens
         added = [self._tokens.added(entry.token_id, skip_special=skip) for entry in entries]
-        return {
+        named: Json = {
             "tokens": [self._tokens.name(entry.token_id) for entry in entries],
             "token_logprobs": [json_number(entry.logprob) for entry in entries],
             "top_logprobs": [self._named_top(entry) for entry in entries],
-            "text_offset": [job.text_offset(raw) for raw in added],
+        }
+        scored = job.completion.prompt_logprobs if job.completion is not None else None
+        if not job.echo or scored is None:
+            return {**named, "text_offset": [job.text_offset(raw) for raw in added]}
+        ids = job.prompt_ids  # the first has no probability: nothing is before it
+        offsets = [job.text_offset(self._tokens.added(token, skip_special=False)) for token in ids]
+        return {
+            "tokens": [*map(self._tokens.name, ids), *named["tokens"]],
+            "token_logprobs": [
+                None,
+                *(json_number(each.logprob) for each in scored),
+                *named["token_logprobs"],
+            ],
+            "top_logprobs": [None, *map(self._named_top, scored), *named["top_logprobs"]],
+            "text_offset": [*offsets, *(job.text_offset(raw) for raw in added)],
+        }
+
+    def _by_id(self, entry: TokenLogprob, top: int) -> Json:
+        """A token of a prompt and its alternatives, as vLLM reports them."""
+        ids = dict([*entry.top[:top], (entry.token_id, entry.logprob)])
+        return {
+            str(token): {"logprob": json_number(value), "decoded_token": self._tokens.token(token)[0]}
+            for token, value in ids.items()
         }
 
     def _named_top(self, entry: TokenLogprob) -> Json:
@@ -130,7 +156,7 @@ def _message(parts: MessageParts) -> Json:
         "refusal": None,
     }
     if parts.reasoning:
-        message["reasoning_content"] = parts.reasoning
+        message["reasoning_content"] = message["reasoning"] = parts.reasoning
     if parts.calls:
         message["tool_calls"] = [_call(call) for call in parts.calls.values()]
     return message
@@ -141,7 +167,7 @@ def _delta(parts: MessageParts, *, first: bool) -> Json:
     if parts.content or not (parts.reasoning or parts.calls):
         delta["content"] = parts.content
     if parts.reasoning:
-        delta["reasoning_content"] = parts.reasoning
+        delta["reasoning_content"] = delta["reasoning"] = parts.reasoning
     if parts.calls:
         delta["tool_calls"] = [{"index": index, **_call(call)} for index, call in parts.calls.items()]
     return delta

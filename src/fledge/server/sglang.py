@@ -16,10 +16,11 @@ from pydantic import Field, model_validator
 
 from fledge.engine import TokenLogprob
 from fledge.server.job import Delta, Job
-from fledge.server.protocol import CompletionRequest, Sampling, Seed, TokenIds
+from fledge.server.protocol import CompletionRequest, Sampling
 from fledge.server.render import Json, json_number
 from fledge.server.strict import Several, StrictBody, read
 from fledge.server.tokens import Tokens
+from fledge.server.values import Seed, TokenIds, Whole
 
 _DEFAULT_TOKENS = 128
 
@@ -27,8 +28,9 @@ _DEFAULT_TOKENS = 128
 class NativeSampling(Sampling):
     """`sampling_params`."""
 
-    max_new_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    min_new_tokens: int | None = Field(None, ge=0, lt=1 << 31)
+    max_new_tokens: Annotated[int | None, Whole] = Field(None, ge=1, lt=1 << 31)
+    min_new_tokens: Annotated[int | None, Whole] = Field(None, ge=0, lt=1 << 31)
+    no_stop_trim: bool | None = Field(None, description="as include_stop_str_in_output")
     sampling_seed: Seed | None = None
     json_schema: str | None = Field(None, max_length=1 << 20)
     regex: str | None = None
@@ -61,6 +63,7 @@ class GenerateRequest(StrictBody):
         form = {kind: value for kind, value in forms.items() if value is not None}
         fields: Json = {
             **{name: getattr(sampling, name) for name in Sampling.model_fields},
+            "include_stop_str_in_output": sampling.no_stop_trim or sampling.include_stop_str_in_output,
             "prompt": self.input_ids if self.text is None else self.text,
             "max_tokens": sampling.max_new_tokens or _DEFAULT_TOKENS,
             "min_tokens": sampling.min_new_tokens,

@@ -10,8 +10,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": still here\n\n"
-_KEEP_ALIVE_S = 15.0
 
 
 class ReaderStalled(Exception):
@@ -24,7 +22,7 @@ def event(data: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they arrive, and a comment after a while without events."""
+    """Sends events as they arrive, and nothing else: some clients take a comment for a broken event."""
 
     media_type = "text/event-stream"
 
@@ -46,13 +44,10 @@ class EventStream(Response):
         self._timeout_event = timeout_event
         self._stall_timeout = stall_timeout
         self._close = close
-        self._passed = 0  # events so far
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        waking: asyncio.Future[None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            waking = asyncio.ensure_future(self._keep_alive(send))
             # One timer for the whole stream and no task per event, since an event's path to the socket is part of TPOT.
             try:
                 async with asyncio.timeout_at(self._deadline), aclosing(self._events) as events:
@@ -60,26 +55,13 @@ class EventStream(Response):
                         await self._pass(send, data)
             except TimeoutError:
                 await self._pass(send, self._timeout_event)
-            waking.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            if waking is not None:
-                waking.cancel()
-                await asyncio.gather(waking, return_exceptions=True)
             self._close()
 
     async def _pass(self, send: Send, data: bytes) -> None:
-        self._passed += 1
         try:
             async with asyncio.timeout(self._stall_timeout):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError:
             raise ReaderStalled from None
-
-    async def _keep_alive(self, send: Send) -> None:
-        """Send a comment after a while without events, since proxies cut silent connections."""
-        while True:
-            before = self._passed
-            await asyncio.sleep(_KEEP_ALIVE_S)
-            if before == self._passed:
-                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})

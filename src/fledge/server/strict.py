@@ -1,53 +1,92 @@
-"""Request bodies with strict types, in which unknown fields are rejected, not ignored."""
+"""Request bodies with strict types, in which unknown fields are rejected if they could change the answer."""
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fledge.server import errors
 
+logger = logging.getLogger("fledge.server")
+
 Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
 _MOST_FIELDS = 256  # of one object
 
+# Fields that can't change an answer, from clients that send them to other servers as well.
+_HINTS = frozenset(
+    (
+        "cache_prompt",
+        "guided_decoding_backend",
+        "id_slot",
+        "include_obfuscation",
+        "keep_alive",
+        "metadata",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "return_progress",
+        "rid",
+        "service_tier",
+        "store",
+        "timings_per_token",
+        "verbosity",
+    )
+)
 # Unsupported fields, with the values that have no effect: some clients always send these.
 _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (None, True),
-    "annotations": (None, []),  # of an assistant's message, as OpenAI's own answers have it
     "audio": (None,),
-    "continue_final_message": (None, False),
+    "cache_salt": (None, ""),
     "detokenize": (None, True),
     "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "include_obfuscation": (None, False),
-    "include_stop_str_in_output": (None, False),
+    "images": (None, []),
     "length_penalty": (None, 1, 1.0),
     "logprob_start_len": (None, -1),
-    "metadata": (None, {}),
     "min_new_tokens": (None, 0),
     "modalities": (None, ["text"]),
     "n_beams": (None, 1),
-    "no_stop_trim": (None, False),
     "parallel_tool_calls": (None, True, False),
+    "partial": (None, False),
     "prediction": (None,),
-    "priority": (None, 0),
+    "prefix": (None, False),
     "return_hidden_states": (None, False),
     "return_routed_experts": (None, False),
-    "service_tier": (None, "auto", "default"),
+    "return_tokens_as_token_ids": (None, False),
     "spaces_between_special_tokens": (None, True),
-    "store": (None, False),
     "suffix": (None, ""),
     "tool_calls": (None, []),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
     "use_beam_search": (None, False),
 }
+# Of messages and their parts: what would change the answer. Any other unknown field there is a hint.
+_TELLING = frozenset(
+    (
+        "audio",
+        "documents",
+        "file",
+        "function_call",
+        "image_url",
+        "images",
+        "input_audio",
+        "partial",
+        "prefix",
+        "video_url",
+        "videos",
+    )
+)
+_SIMPLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_MOST_TOLD = 256
+_told: set[str] = set()
 
 
 class StrictBody(BaseModel):
-    """A JSON object; an unknown field is an error, unless its value has no effect."""
+    """A JSON object; an unknown field is an error, unless it can't change the answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -58,12 +97,41 @@ class StrictBody(BaseModel):
             return data
         if len(data) > _MOST_FIELDS:
             raise ValueError(f"an object of more than {_MOST_FIELDS} fields; send fewer")
-        idle = {**_NOTHING_ASKED, "best_of": (None, data.get("n") or 1)}  # the best n of n are all of them
-        return {
-            key: value
-            for key, value in data.items()
-            if key in cls.model_fields or not any(_same(value, nothing) for nothing in idle.get(key, (None,)))
-        }
+        return {key: value for key, value in data.items() if not cls._without_effect(key, value)}
+
+    @classmethod
+    def _without_effect(cls, key: str, value: Any) -> bool:
+        if key in cls.__pydantic_fields__ or key in cls._aliases():
+            return False
+        if any(_same(value, nothing) for nothing in _NOTHING_ASKED.get(key, (None,))):
+            return True
+        if cls._is_hint(key):
+            _tell(key)
+            return True
+        return False
+
+    @classmethod
+    def _is_hint(cls, key: str) -> bool:
+        return key in _HINTS
+
+    @classmethod
+    def _aliases(cls) -> set[str]:
+        return {field.alias for field in cls.__pydantic_fields__.values() if field.alias}
+
+
+class ForgivingBody(StrictBody):
+    """An object that clients decorate, such as a message: most unknown fields can't change the answer."""
+
+    @classmethod
+    def _is_hint(cls, key: str) -> bool:
+        return key not in _TELLING
+
+
+def _tell(name: str) -> None:
+    """Log, once, that a field is ignored; its name comes from a client."""
+    if name not in _told and len(_told) < _MOST_TOLD and _SIMPLE_NAME.fullmatch(name):
+        _told.add(name)
+        logger.info("%s is ignored in requests: it can't change an answer", name)
 
 
 Body = TypeVar("Body", bound=StrictBody)

@@ -44,24 +44,34 @@ class Tokens:
         messages: Sequence[ChatMessage],
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
+        *,
+        opening: bool = True,
+        continues: bool = False,
     ) -> list[int]:
-        """Ids of a conversation, including the opening of the reply; `options` for the template."""
-        plain, offered = [message.plain for message in messages], [tool.plain for tool in tools]
-        for message in plain:
-            _refuse_halves(message["content"], "messages")
-        beside = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
-        rest = json.dumps([beside, offered, options], ensure_ascii=False)  # a template may print any of it
-        _refuse_halves(rest, None)
-        with errors.refused("chat_template_kwargs"):
-            self._target.chat.check_options(options or {})
-        with errors.refused("tools" if offered else "messages"):
-            self._target.chat.check_tools(plain, offered)
+        """Ids of a conversation; `options` for the template, the others as for `ChatTemplate.prompt_ids`."""
 
         def encode() -> list[int]:
+            plain, offered = [message.plain for message in messages], [tool.plain for tool in tools]
+            for message in plain:
+                _refuse_halves(message["content"], "messages")
+            beside = [{**message, "content": ""} for message in plain if message.keys() - {"role", "content"}]
+            rest = json.dumps(
+                [beside, offered, options], ensure_ascii=False
+            )  # a template may print any of it
+            _refuse_halves(rest, None)
+            self._refuse_long(sum(len(message["content"]) for message in plain) + len(rest))
+            with errors.refused("chat_template_kwargs"):
+                self._target.chat.check_options(options or {})
+            with errors.refused("tools" if offered else "messages"):
+                self._target.chat.check_tools(plain, offered)
             with errors.refused("messages"):
-                return self._target.chat.prompt_ids(plain, options, offered)
+                return self._target.chat.prompt_ids(
+                    plain, options, offered, opening=opening, continues=continues
+                )
 
-        return await self._run(encode, sum(len(message["content"]) for message in plain) + len(rest))
+        shown = sum(message.characters for message in messages)
+        size = _INLINE_CHARS + 1 if tools or options else shown  # of those, nobody has counted the characters
+        return await self._run(encode, size, limited=False)
 
     async def text(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text; `special`: include the tokens the tokenizer adds around it."""
@@ -105,14 +115,18 @@ class Tokens:
         return raw.decode("utf-8", errors="replace"), raw
 
     async def _run(self, work: Callable[[], Result], size: int, *, limited: bool = True) -> Result:
-        if limited and size > self._most_chars:
+        if limited:
+            self._refuse_long(size)
+        if size <= _INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _refuse_long(self, size: int) -> None:
+        if size > self._most_chars:
             raise errors.invalid(
                 f"a text of {size} characters is longer than this server's context",
                 code="context_length_exceeded",
             )
-        if size <= _INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         """Stop the thread."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fledge.engine.json_schema import prepared
 from fledge.engine.stops import overlap
 from fledge.server.message import Call, MessageParts
 
@@ -60,11 +61,13 @@ class CallReader:
         self._names = names
         self._several = several
         self.calls = 0  # so far
+        self.whole = False  # the text is a complete answer
+        self.ended = False  # which ended by itself
         self._text = ""  # not processed yet
         self._last = False
         self._silent = False  # since a call
         self._at = 0  # where another call may begin in the text
-        self._object = _Object()
+        self._object = JsonObject()
         self._go_on: Callable[[MessageParts], bool] = self._words if form.open else self._first
         self._behind_arguments = self._rest
 
@@ -109,7 +112,7 @@ class CallReader:
             if "{" not in bare and not self._last:
                 return False
             head = _NAMED_HEAD.match(bare)
-        if head is not None and head[1] in self._names:
+        if head is not None and head[1] in self._names and self._readable(bare[head.end() :]):
             self._call(parts, head[1])
             self._behind_arguments = self._rest if bare.startswith("{") else self._between
             self._begin(bare[head.end() :], self._arguments)
@@ -129,9 +132,8 @@ class CallReader:
 
     def _arguments(self, parts: MessageParts) -> bool:
         """The arguments of a call whose name has been reported."""
-        passed_on = self._object.seen
         end = self._object.end(self._text)
-        self._pass_on(parts, self._text[passed_on:end])
+        self._pass_on(parts, self._object.take())
         if end is not None:
             self._begin(self._text[end:], self._behind_arguments, depth=1)
         return end is not None
@@ -169,13 +171,13 @@ class CallReader:
         self._silent = self._silent and not length
 
     def _begin(self, text: str, what: Callable[[MessageParts], bool], *, depth: int = 0) -> None:
-        self._text, self._go_on, self._object = text, what, _Object(depth)
+        self._text, self._go_on, self._object = text, what, JsonObject(depth)
 
     def _call(self, parts: MessageParts, name: str, arguments: str = "") -> None:
         self.calls += 1
         self._silent = True
         if self._several or self.calls == 1:
-            parts.calls[self.calls - 1] = Call(uuid.uuid4().hex[:_ID_LENGTH], name, arguments)
+            parts.calls[self.calls - 1] = Call(new_call_id(), name, arguments)
 
     def _pass_on(self, parts: MessageParts, arguments: str) -> None:
         if arguments and (self._several or self.calls == 1):
@@ -184,28 +186,70 @@ class CallReader:
     def _read(self, text: str) -> tuple[str, str] | None:
         """Name and arguments of a complete call; None if it isn't one."""
         try:
-            call = json.loads(text)
+            call = json.loads(text, strict=False)
         except (ValueError, RecursionError):
             return None
         arguments = call.get("arguments", call.get("parameters"))
         offered = isinstance(call.get("name"), str) and call["name"] in self._names
         if not offered or not isinstance(arguments, dict):
             return None
-        return call["name"], json.dumps(arguments, ensure_ascii=False)
+        return call["name"], _json(arguments)
+
+    def _readable(self, text: str) -> bool:
+        """Whether arguments that begin here may be passed on; in a stream, nobody knows yet."""
+        if not self.whole:
+            return True
+        arguments = JsonObject()
+        if arguments.end(text) is None:
+            return not self.ended
+        return is_object(arguments.take())
 
 
-class _Object:
-    """Finds the end of a JSON object in a growing text."""
+def new_call_id() -> str:
+    """A fresh id of a call."""
+    return uuid.uuid4().hex[:_ID_LENGTH]
+
+
+def is_object(text: str) -> bool:
+    """Whether this is the text of a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    # Half of a surrogate pair, which JSON can name but no text can hold, stays escaped.
+    return text if text.isascii() or text.encode(errors="replace").decode() == text else json.dumps(value)
+
+
+class JsonObject:
+    """Finds the end of a JSON object in a growing text, whose raw control characters it escapes."""
 
     def __init__(self, depth: int = 0) -> None:
         self.seen = 0  # characters of the text
         self._depth = depth
         self._quoted = self._escaped = False
+        self._valid: list[str] = []
+
+    def valid(self, text: str) -> str:
+        """More of the object's text as JSON has to have it."""
+        self.seen = 0
+        while self.seen < len(text):
+            self.end(text)
+        return self.take()
+
+    def take(self) -> str:
+        """What has been seen since the last call."""
+        text, self._valid = "".join(self._valid), []
+        return text
 
     def end(self, text: str) -> int | None:
         """The index after its last brace; None: not reached yet."""
         for sign in text[self.seen :]:
             self.seen += 1
+            self._valid.append(json.dumps(sign)[1:-1] if self._quoted and sign < " " else sign)
             if self._escaped:
                 self._escaped = False
             elif sign == "\\":
@@ -237,8 +281,8 @@ def grammar(
         answer: the JSON schema of an answer allowed instead of calls.
     """
 
-    def sign(mark: str) -> str:
-        return f"<[{marks[mark]}]>" if mark in marks else _quoted(mark)
+    def sign(text: str) -> str:
+        return mark(marks, text)
 
     def signs(lark: str) -> str:
         return lark.replace("OPEN", sign(form.open)).replace("CLOSE", sign(form.close))
@@ -255,12 +299,17 @@ def grammar(
         else:
             head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.key}": '
             calls.append(f'{_quoted(head)} {arguments} "}}"')
-        rules.append(f"{arguments}: %json {json.dumps({**schema, 'type': 'object'})}")
+        rules.append(f"{arguments}: %json {json.dumps(prepared({**schema, 'type': 'object'}))}")
     start = f"start: {before} call {f'({between} call)*' if several else ''} {after}"
     if answer is not None:
         start += " | answer"
-        rules.append(f"answer: %json {json.dumps(answer)}")
+        rules.append(f"answer: %json {json.dumps(prepared(answer))}")
     return "\n".join([start, f"call: {' | '.join(calls)}", *rules])
+
+
+def mark(tokens: Mapping[str, int], text: str) -> str:
+    """A mark in Lark's syntax; `tokens`: as `marks` of `grammar`."""
+    return f"<[{tokens[text]}]>" if text in tokens else _quoted(text)
 
 
 def _quoted(text: str) -> str:

@@ -242,6 +242,9 @@ class EngineWorker:
             if isinstance(what, ApiError):
                 job.fail(what)
                 self.metrics.ended("error")
+            elif what.completion is not None and what.completion.finish_reason == "error":
+                job.fail(errors.too_complex())
+                self.metrics.ended("error")
             else:
                 job.receive(what)
                 self.metrics.progress(job, what)

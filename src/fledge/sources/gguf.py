@@ -50,9 +50,15 @@ def _convert(file: Path, folder: Path) -> None:
     try:
         with _no_progress_bars():
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, quantization_config=options, dtype=torch.bfloat16
+                file.parent,
+                gguf_file=file.name,
+                quantization_config=options,
+                dtype=torch.bfloat16,
+                trust_remote_code=False,
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
     except ImportError as error:
         raise TargetError(
             f"can't read {file}: {error}. Install what is missing with: pip install gguf accelerate"

@@ -19,6 +19,11 @@ _MARK = "fledgeMARKfledge"
 _CALL_ID, _ANSWER = "call00001", "fledgeANSWERfledge"  # of a call; Mistral's templates want nine signs
 # What apply_chat_template takes for itself, or every template is given.
 _GIVEN = frozenset(("messages", "conversation", "add_generation_prompt", "tokenize", "tools", "documents"))
+_EXAMPLE_TOOL = {
+    "type": "function",
+    "function": {"name": _MARK, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_THINKING = re.compile(r"\.thinking\b|[\"']thinking[\"']")  # a template's look at a message's key
 
 
 class ChatTemplate:
@@ -41,42 +46,58 @@ class ChatTemplate:
         messages: Sequence[Message],
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        opening: bool = True,
+        continues: bool = False,
     ) -> list[int]:
         """The ids a reply to `messages` is generated from, the opening of the assistant's turn included.
 
         `options`: of the template, for these messages, beside or instead of those it was made with. `tools`: functions
-        the reply may call, as transformers describes them to templates.
+        the reply may call, as transformers describes them to templates. Without `opening` the assistant's turn isn't
+        opened; with `continues` the last message, which is the assistant's, stays open.
         """
         self.check_options(options or {})
         self.check_tools(messages, tools)
-        text = self.render(messages, add_generation_prompt=True, options=options, tools=tools)
+        text = self.render(
+            messages,
+            add_generation_prompt=opening and not continues,
+            continues=continues,
+            options=options,
+            tools=tools,
+        )
         return self._encode(text)
 
     def check_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Raise a TargetError for tools, their calls and their answers if the template knows none."""
-        used = any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
-        if (tools and not self.takes_tools) or (used and not self.shows_calls):
+        shown = self._shows_calls_beside_tools if tools else self._shows_calls_alone
+        if (tools and not self.takes_tools) or (_has_calls(messages) and not shown):
             raise TargetError("the target's chat template knows no tools: leave them out")
 
     @cached_property
     def takes_tools(self) -> bool:
         """Whether the template tells the target of the functions on offer."""
-        tool = {"name": _MARK, "description": "", "parameters": {"type": "object", "properties": {}}}
         try:
-            question = [{"role": "user", "content": "Hello"}]
-            return _MARK in self.render(question, tools=[{"type": "function", "function": tool}])
+            return _MARK in self.render([{"role": "user", "content": "Hello"}], tools=[_EXAMPLE_TOOL])
         except TargetError:
             return False
 
-    @cached_property
+    @property
     def shows_calls(self) -> bool:
         """Whether the template tells the target of calls and their answers, or says itself why it doesn't."""
-        function = {"name": _MARK, "arguments": {}}
-        calls = [{"id": _CALL_ID, "type": "function", "function": function}]
-        call = {"role": "assistant", "content": "", "tool_calls": calls}
+        return self._shows_calls_beside_tools
+
+    @cached_property
+    def _shows_calls_beside_tools(self) -> bool:
+        return self._shows_calls([_EXAMPLE_TOOL])
+
+    @cached_property
+    def _shows_calls_alone(self) -> bool:
+        return self._shows_calls([])
+
+    def _shows_calls(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         answer = {"role": "tool", "name": _MARK, "tool_call_id": _CALL_ID, "content": _ANSWER}
         try:
-            text = self.render([{"role": "user", "content": "Hello"}, call, answer])
+            text = self.render([{"role": "user", "content": "Hello"}, _call({}), answer], tools=tools)
         except TargetError:
             return True
         return _MARK in text and _ANSWER in text
@@ -94,17 +115,26 @@ class ChatTemplate:
         ends = set(self._end_token_ids)
         if self._tokenizer.eos_token_id is not None:
             ends.add(int(self._tokenizer.eos_token_id))
-        if self.reply_end_id is not None:
-            ends.add(self.reply_end_id)
-        return ends
+        return ends | {
+            end for end in (self.reply_end_id, self._reply_end([_EXAMPLE_TOOL])) if end is not None
+        }
 
     @cached_property
     def reply_end_id(self) -> int | None:
         """The special token the template closes a reply with; None if it closes it with text, or not at all."""
+        return self._reply_end([])
+
+    def _reply_end(self, tools: Sequence[Mapping[str, Any]]) -> int | None:
+        """The same for replies to requests with `tools`, for which some targets have a template of its own."""
         if not self._tokenizer.chat_template:
             return None
         conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _MARK}]
-        text = self.render(conversation)
+        try:
+            text = self.render(conversation, tools=tools)
+        except TargetError:
+            if not tools:
+                raise
+            return None
         if _MARK not in text:  # nothing can be told from a template that rewrites replies
             return None
         after = self._encode(text.rsplit(_MARK, 1)[-1])
@@ -125,16 +155,26 @@ class ChatTemplate:
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise a TargetError for options that the template never looks at: they would be ignored."""
-        template = str(self._tokenizer.chat_template or "")
         for name in options:
-            if name in _GIVEN or not re.search(rf"\b{re.escape(name)}\b", template):
+            if not self.asks_for(name):
                 raise TargetError(f"the target's chat template doesn't ask for {name!r}: leave it out")
+
+    def asks_for(self, name: str) -> bool:
+        """Whether the template looks at an option of this name."""
+        return name not in _GIVEN and bool(re.search(rf"\b{re.escape(name)}\b", self._source))
+
+    @property
+    def _source(self) -> str:
+        """The template's text; of a tokenizer with several templates, all of them."""
+        given = self._tokenizer.chat_template or ""
+        return "\n".join(given.values()) if isinstance(given, dict) else str(given)
 
     def render(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = False,
+        continues: bool = False,
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
@@ -148,6 +188,7 @@ class ChatTemplate:
             text = self._apply(
                 self.given(messages),
                 add_generation_prompt=add_generation_prompt,
+                continues=continues,
                 options=options,
                 tools=tools,
             )
@@ -159,7 +200,31 @@ class ChatTemplate:
 
     def given(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages in the form the template wants, as servers give them to it."""
+        messages = [self._with_thinking(self._with_objects(message)) for message in messages]
         return _in_parts(messages) if self._wants_parts else messages
+
+    def _with_objects(self, message: Message) -> Message:
+        """Arguments that aren't a JSON object are given as text, or within an object if the template refuses texts."""
+        calls = message.get("tool_calls")
+        if not calls or self._takes_text_arguments:
+            return message
+        return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+    @cached_property
+    def _takes_text_arguments(self) -> bool:
+        try:
+            return _ANSWER in self._apply([{"role": "user", "content": "Hello"}, _call(_ANSWER)])
+        except Exception:  # as in render
+            return False
+
+    def _with_thinking(self, message: Message) -> Message:
+        """`reasoning_content` under the name that gpt-oss's template gives it."""
+        thinking = message.get("reasoning_content")
+        if not thinking or not _THINKING.search(self._source):
+            return message
+        if message.get("tool_calls") and message.get("content"):  # of which the template takes only one
+            return {**message, "content": "", "thinking": f"{thinking}\n\n{message['content']}"}
+        return {**message, "thinking": thinking}
 
     @cached_property
     def _wants_parts(self) -> bool:
@@ -179,14 +244,20 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = False,
+        continues: bool = False,
         options: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
+        named = (
+            isinstance(self._tokenizer.chat_template, dict) and "tool_use" in self._tokenizer.chat_template
+        )
         text: str = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continues,
             tools=list(tools) or None,
+            chat_template="tool_use" if named and (tools or _has_calls(messages)) else None,
             **{**self.options, **(options or {})},
         )
         return text
@@ -203,3 +274,20 @@ def _in_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         else {**m}
         for m in messages
     ]
+
+
+def _call(arguments: Any) -> dict[str, Any]:
+    """A message that calls the example tool."""
+    calls = [{"id": _CALL_ID, "type": "function", "function": {"name": _MARK, "arguments": arguments}}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _has_calls(messages: Sequence[Message]) -> bool:
+    return any(message.get("role") == "tool" or message.get("tool_calls") for message in messages)
+
+
+def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    if not isinstance(function["arguments"], str):
+        return call
+    return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}

@@ -150,8 +150,15 @@ class Target:
 
 def _load_tokenizer(resolved: ResolvedTarget) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolved.folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            resolved.folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, ImportError, TypeError) as error:
+        if "trust_remote_code" in str(error):
+            raise TargetError(
+                f"the tokenizer in {resolved.folder} is code of the checkpoint, which fledge never runs: "
+                "use a checkpoint with a tokenizer.json of a class that transformers has"
+            ) from error
         raise TargetError(
             f"can't load the tokenizer in {resolved.folder} ({error}): save it there too"
         ) from error

@@ -8,7 +8,9 @@ def load(config):
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(config["model"], dtype=torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        config["model"], dtype=torch.bfloat16, trust_remote_code=False
+    )
     model.eval()
     lookup = {"prompt_lookup_num_tokens": 4} if config["mode"] == "ngram" else {}
 

@@ -1,0 +1,144 @@
+"""gpt-oss's answers: messages in channels, as its harmony format has them (https://github.com/openai/harmony).
+
+<|channel|>analysis<|message|>The user wants a sum.<|end|><|start|>assistant<|channel|>final<|message|>Four.
+reasoning: The user wants a sum.                    content: Four.
+
+<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place": "sea"}
+call: look, {"place": "sea"}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from fledge.engine.json_schema import prepared
+from fledge.engine.stops import overlap
+from fledge.server.message import Call, MessageParts
+from fledge.server.tool_calls import JsonObject, is_object, new_call_id
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+FINAL = f"{CHANNEL}final{MESSAGE}"  # what an answer's content comes behind
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", START)  # of a message's text
+_CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
+_BETWEEN = "\n\n"  # two messages of the same kind
+
+
+class ChannelReader:
+    """Reads one answer's text, piece by piece; the parts of all pieces add up to the message."""
+
+    def __init__(self, names: Collection[str], *, several: bool = True, final: bool = False) -> None:
+        """`names`: the offered functions. `final`: the prompt has opened the final channel."""
+        self._names = names
+        self._several = several
+        self._text = ""  # not processed yet
+        self._begun = False  # the answer has a message
+        self._calls = 0
+        self._object = JsonObject()
+        self._kind = "content"  # of the message: content, reasoning or call
+        self._said = {"content": False, "reasoning": False}
+        self._separate = False  # something of this kind came before
+        self._whole = self._ended = False
+        self._state: Callable[[MessageParts, bool], bool] = self._body if final else self._header
+
+    @property
+    def has_called(self) -> bool:
+        """Whether there has been a call."""
+        return self._calls > 0
+
+    def add(self, text: str, *, last: bool) -> MessageParts:
+        """The parts that this text makes final; `last`: no more text will follow."""
+        parts = MessageParts()
+        self._text += text
+        while self._state(parts, last):
+            pass
+        return parts
+
+    def read(self, text: str, *, ended: bool) -> MessageParts:
+        """A complete answer. `ended`: by itself; then a call whose arguments aren't JSON is content."""
+        self._whole, self._ended = True, ended
+        return self.add(text, last=True)
+
+    def _header(self, parts: MessageParts, last: bool) -> bool:
+        """Before a message: its role, channel and recipient."""
+        head, found, rest = self._text.partition(MESSAGE)
+        if not found:
+            bare = head.lstrip()
+            plain = bare and not any(bare.startswith(sign[: len(bare)]) for sign in (CHANNEL, START, "to="))
+            cut = any(sign in bare for sign in (CHANNEL, START, "to="))
+            if not self._begun and (plain or (last and bare and not cut)):  # an answer without channels
+                self._state = self._body
+                return True
+            return False
+        self._begun = True
+        channel = _CHANNEL_NAME.search(head)
+        recipient = _RECIPIENT.search(head)
+        self._text, self._state = rest, self._body
+        self._kind = "reasoning" if channel is not None and channel[1] == "analysis" else "content"
+        if recipient is not None and recipient[1] in self._names and self._is_call(rest):
+            self._kind, self._object = "call", JsonObject()
+            self._calls += 1
+            if self._reported:
+                parts.calls[self._calls - 1] = Call(new_call_id(), recipient[1])
+        else:
+            self._separate = self._said[self._kind]
+        return True
+
+    def _body(self, parts: MessageParts, last: bool) -> bool:
+        """A message's text, up to its end."""
+        at, mark = min(((at, mark) for mark in _ENDS if (at := self._text.find(mark)) >= 0), default=(-1, ""))
+        if at < 0:
+            held = 0 if last else max(overlap(self._text, mark) for mark in _ENDS)
+            at = len(self._text) - held
+        self._emit(parts, self._text[:at])
+        self._text = self._text[at:].removeprefix(mark) if mark else self._text[at:]
+        if mark:
+            self._begun, self._state = True, self._header
+        return bool(mark)
+
+    def _emit(self, parts: MessageParts, text: str) -> None:
+        if not text:
+            return
+        if self._kind == "call":
+            if self._reported:
+                call = parts.calls.setdefault(self._calls - 1, Call())
+                call.arguments += self._object.valid(text)
+            return
+        text = _BETWEEN * self._separate + text
+        self._separate, self._said[self._kind] = False, True
+        setattr(parts, self._kind, getattr(parts, self._kind) + text)
+
+    @property
+    def _reported(self) -> bool:
+        return self._several or self._calls == 1
+
+    def _is_call(self, rest: str) -> bool:
+        if not self._whole:
+            return True
+        at = min((at for mark in _ENDS if (at := rest.find(mark)) >= 0), default=len(rest))
+        cut = at == len(rest) and not self._ended
+        return cut or is_object(JsonObject().valid(rest[:at]))
+
+
+def grammar(
+    functions: Mapping[str, Mapping[str, Any]], sign: Callable[[str], str], answer: Mapping[str, Any] | None
+) -> str:
+    """A grammar in Lark's syntax for an answer that is one call, or JSON of the schema `answer`.
+
+    Args:
+        functions: the JSON schema of each function's arguments, by the function's name.
+        sign: a special token in Lark's syntax.
+        answer: None: calls only.
+    """
+    calls, rules = [], []
+    for number, (name, schema) in enumerate(functions.items()):
+        head = json.dumps(f"commentary to=functions.{name} ", ensure_ascii=False)
+        calls.append(f'{sign(CHANNEL)} {head} {sign(CONSTRAIN)} "json" {sign(MESSAGE)} arguments_{number}')
+        rules.append(f"arguments_{number}: %json {json.dumps(prepared({**schema, 'type': 'object'}))}")
+    if answer is not None:
+        calls.append(f'{sign(CHANNEL)} "final" {sign(MESSAGE)} answer')
+        rules.append(f"answer: %json {json.dumps(prepared(answer))}")
+    return "\n".join([f"start: {' | '.join(calls)}", *rules])

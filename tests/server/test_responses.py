@@ -1,0 +1,124 @@
+"""OpenAI's Responses API, with the `openai` client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from fledge.engine import Engine
+from fledge.server import responses
+from fledge.server.message import Call, MessageParts
+from fledge.server.responses import Conversations, ResponseRenderer, ResponsesRequest
+from tests.server.conftest import MODEL, Running
+
+ASK: dict[str, Any] = {"model": MODEL, "input": "Hi", "temperature": 0, "max_output_tokens": 6}
+
+
+def test_a_response_is_the_chat_s_answer(live: Running) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 6}
+    expected = live.post("/v1/chat/completions", chat).json()
+    answer = live.client().responses.create(**ASK)
+    assert answer.output_text == expected["choices"][0]["message"]["content"]
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")  # type: ignore[union-attr]
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == expected["usage"]["total_tokens"]
+
+
+def test_a_stream_adds_up_to_the_response(live: Running) -> None:
+    events = list(live.client().responses.create(**ASK, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.incomplete"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == events[-1].response.output_text == live.client().responses.create(**ASK).output_text  # type: ignore[union-attr]
+
+
+def test_a_response_goes_on_from_an_earlier_one(live: Running, plain: Engine) -> None:
+    client = live.client()
+    first = client.responses.create(**ASK, instructions="Be brief.")
+    second = client.responses.create(**{**ASK, "input": "Go on"}, previous_response_id=first.id)
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "Go on"},
+    ]
+    assert second.usage is not None
+    assert second.usage.input_tokens == len(
+        plain.target.chat.prompt_ids(messages)
+    )  # without the instructions
+    unkept = client.responses.create(**ASK, store=False)
+    for missing in (unkept.id, "resp_none"):
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            client.responses.create(**ASK, previous_response_id=missing)
+
+
+def test_kept_conversations_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "_MOST_BYTES", 1000)
+    kept = Conversations()
+    for number in range(20):
+        kept.keep("a", str(number), [{"role": "user", "content": "x" * 200}])
+    assert kept._bytes <= 1000
+    assert kept.find("a", "19")
+    with pytest.raises(responses.ApiError):
+        kept.find("a", "1")
+    with pytest.raises(responses.ApiError):
+        kept.find("b", "19")  # another client's
+
+
+def test_a_form_is_kept(live: Running) -> None:
+    schema = {"enum": ["tea"]}
+    form: Any = {"format": {"type": "json_schema", "name": "cup", "schema": schema}}
+    answer = live.client().responses.create(**{**ASK, "max_output_tokens": 20}, text=form)
+    assert (json.loads(answer.output_text), answer.status) == ("tea", "completed")
+
+
+def test_items_of_a_conversation_are_messages() -> None:
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Look"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}", "status": "completed"},
+        {"type": "function_call", "call_id": "c2", "name": "look", "arguments": "no JSON"},
+        {"type": "function_call_output", "call_id": "c1", "output": "42"},
+        {"type": "function_call_output", "call_id": "c2", "output": "error"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]},
+    ]  # fmt: skip
+    tool = {"type": "function", "name": "look", "parameters": {}, "strict": True}
+    choice = {"type": "function", "name": "look"}
+    body = ResponsesRequest.model_validate({"input": items, "tools": [tool], "tool_choice": choice})
+    chat = body.chat([])
+    assert [message.role for message in chat.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert chat.messages[1].thoughts == "Hm."
+    assert [call.id for call in chat.messages[1].tool_calls or ()] == ["c1", "c2"]
+    assert chat.messages[4].plain["content"] == "So."
+    assert [each.function.name for each in chat.offered] == ["look"]
+
+
+def test_calls_are_streamed_as_items() -> None:
+    renderer = ResponseRenderer(ResponsesRequest(input="x"), MODEL, [], Conversations(), "a")
+    parts = [
+        MessageParts(reasoning="Hm."),
+        MessageParts(content="See: "),
+        MessageParts(calls={0: Call("c1", "look", '{"a"')}),
+        MessageParts(calls={0: Call(None, None, ": 1}"), 1: Call("c2", "wait", "{}")}),
+    ]
+    events = [event for part in parts for event in renderer._add(part)] + list(renderer._end())
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["type"] for item in done] == ["reasoning", "message", "function_call", "function_call"]
+    assert [item["arguments"] for item in done[2:]] == ['{"a": 1}', "{}"]
+    added = [event["output_index"] for event in events if event["type"] == "response.output_item.added"]
+    assert added == [0, 1, 2, 3]
+
+
+def test_what_a_chat_cannot_do_is_refused(live: Running) -> None:
+    for change in (
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        {"tools": [{"type": "web_search"}]},
+        {"truncation": "auto"},
+        {"background": True},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+    ):
+        assert live.post("/v1/responses", {**ASK, **change}).status_code == 400, change
