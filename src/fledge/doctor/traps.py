@@ -42,6 +42,12 @@ def _sglang(raw: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:
             "without draft_vocab_size SGLang takes the target's lm_head instead of the head's",
             remedy,
         )
+    if raw.get("tie_word_embeddings") and "lm_head.weight" in names:
+        yield Finding(
+            "engine",
+            "with tie_word_embeddings SGLang drops the head's lm_head and takes its embedding instead",
+            'write "tie_word_embeddings": false into config.json',
+        )
     if raw.get("norm_before_residual"):
         yield Finding(
             "engine",
