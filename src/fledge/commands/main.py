@@ -16,7 +16,8 @@ import typer
 
 from fledge import __version__
 from fledge.base.errors import EngineError, FledgeError
-from fledge.commands.bench import DeviceOption, TargetOption, bench_app, plan, tune
+from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
+from fledge.commands.plan import plan
 from fledge.commands.serving import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:

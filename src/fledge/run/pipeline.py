@@ -21,6 +21,7 @@ from fledge.data.options import silent
 from fledge.data.responses import check_context
 from fledge.data.served import key_headers
 from fledge.features import FeatureStore, conversation_infos
+from fledge.heads.engines import refusals
 from fledge.run.closing import print_closing
 from fledge.run.estimate import asked_prompts, print_estimate
 from fledge.run.folder import Record, Run, file_digest
@@ -117,6 +118,9 @@ def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
     recipe = run.recipe
     _refuse_undecodable(run, pending)
     run.refuse_wrong_heads()
+    if {"prompts", "respond", "train"} & set(pending):
+        for sentence in refusals(run.target.config.architecture):
+            say(f"warning: {sentence}")
     if {"respond", "evaluate"} <= set(pending) and recipe.respond.heldout in (0, 1):
         raise RecipeError(
             f"respond.heldout is {recipe.respond.heldout:g}, but a run needs some answers to train on and some to "
