@@ -26,8 +26,10 @@ from fledge.target import Target, TorchDecoder
 from fledge.target.batch import ForwardBatch, one_sequence
 
 _CLEARLY = 0.05  # more hits than this, and a fifth more, make a suspicion a finding
+_CLEARLY_IF_LOW = 1.1  # instead of a fifth, of a head that is known to accept too little
 _SCREENED = 128  # rows on which every hypothesis is tried; the most promising are tried on all
 _CONFIRMED = 4  # specific ones, and general ones
+_TIE = 0.01  # fewer hits more than an earlier one aren't better
 _FAULTS = 3  # found one after the other, each with the earlier ones undone
 _RELATED = 0.3  # cosine of a draft row with its own target row: the lm_head stems from the target's
 _ROWS = 1024  # draft rows compared with the target's at most
@@ -77,9 +79,10 @@ class Probe:
             candidates = hypotheses(trial, self._target)
             if misplaced:  # lm_head's order is named already
                 candidates = [one for one in candidates if one.fault not in ("lm-head", "vocabulary-order")]
-            found = self._best(trial, hits, candidates)
+            least = _CLEARLY_IF_LOW if hits < expected else 1.2
+            found = self._best(trial, hits, candidates, least)
             if found is None and hits < expected:
-                found = self._best(trial, hits, other_layers(trial, self._target))
+                found = self._best(trial, hits, other_layers(trial, self._target), least)
             if found is None:
                 break
             hypothesis, better = found
@@ -87,26 +90,32 @@ class Probe:
                 hypothesis.fault,
                 f"with {hypothesis.undone} {better:.0%} of first proposals are right instead of {hits:.0%}",
                 hypothesis.remedy,
+                certain=better >= expected,  # else something else is wrong, too
             )
+            if hypothesis.general:
+                break
             trial, hits = hypothesis.undo(trial), better
 
     def _best(
-        self, trial: Trial, hits: float, candidates: Sequence[Hypothesis]
+        self, trial: Trial, hits: float, candidates: Sequence[Hypothesis], least: float
     ) -> tuple[Hypothesis, float] | None:
-        """The hypothesis that raises `hits` most, with its own; None if none raises them clearly.
+        """The hypothesis that raises `hits` most, with its own; None if none raises them to `least` times as many.
 
         A general one has to be clearly better than all specific ones.
         """
         screened = self._score(trial, self._screened).hits
         scored = [(one, self._score(one.undo(trial), self._screened).hits) for one in candidates]
-        promising = sorted((pair for pair in scored if _better(pair[1], screened)), key=lambda pair: -pair[1])
+        promising = [pair for pair in scored if _better(pair[1], screened, least)]
         best: tuple[Hypothesis, float] | None = None
         for general in (False, True):
-            for one in [one for one, _ in promising if one.general == general][:_CONFIRMED]:
+            tried = [pair for pair in promising if pair[0].general == general]
+            enough = sorted((share for _, share in tried), reverse=True)[:_CONFIRMED]
+            for one in [one for one, share in tried if share >= enough[-1]]:  # in the order of the list
                 gain = self._score(one.undo(trial), len(self.answers)).hits
-                if best is None or gain > best[1] + (_CLEARLY if general and not best[0].general else 0):
+                ahead = _CLEARLY if general and best is not None and not best[0].general else _TIE
+                if best is None or gain > best[1] + ahead:
                     best = one, gain
-        return best if best is not None and _better(best[1], hits) else None
+        return best if best is not None and _better(best[1], hits, least) else None
 
     def _trial(self, head: Head, layers: Sequence[int] | None) -> Trial:
         # A recorded other target is a finding already, not an error here.
@@ -165,8 +174,8 @@ class Probe:
         return [_hidden_states(decoder, answer, len(every)) for answer in self.answers]
 
 
-def _better(hits: float, than: float) -> bool:
-    return hits > than + _CLEARLY and hits > 1.2 * than
+def _better(hits: float, than: float, least: float) -> bool:
+    return hits > than + _CLEARLY and hits > least * than
 
 
 def _batch(answers: Sequence[Completion]) -> tuple[ForwardBatch, Tensor]:
