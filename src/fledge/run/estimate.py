@@ -118,7 +118,7 @@ class _Expectations:
     def features(self) -> Expected:
         options = self._recipe.features
         stored = self._tokens if options.feed == "offline" else self._heldout
-        seconds = None if options.device_map else stored / self._speeds.prefill
+        seconds = None if options.device_map or options.server else stored / self._speeds.prefill
         return Expected("features", stored, stored * self._token_bytes, seconds)
 
     def train(self) -> Expected:

@@ -163,7 +163,7 @@ def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
     decoding = {
         "prompts": recipe.prompts.writes,
         "respond": recipe.respond.server is None,
-        "features": recipe.features.device_map is None,
+        "features": recipe.features.device_map is None and recipe.features.server is None,
         "train": recipe.features.feed != "offline" or recipe.train.init == "target",
         "evaluate": bool(recipe.evaluate.shapes),
         "bench": True,
@@ -173,7 +173,8 @@ def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
         raise RecipeError(
             f"fledge's decoder can't run {run.target.name}, as {', '.join(stages)} would: "
             f"{run.target.config.undecodable}. Take prompts from sources, answers from a server (respond.server) and "
-            "features by features.device_map, set evaluate.shapes=[], and run these stages one by one, without bench"
+            "features by features.device_map or features.server, set evaluate.shapes=[], and run these stages one by "
+            "one, without bench"
         )
 
 
