@@ -22,6 +22,7 @@ from fledge.bench.plan.check import (
     verify_cost,
 )
 from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds, tree_tau
+from fledge.bench.plan.predict import muon_flops, training_seconds
 from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.bench.results import BenchResult
 from fledge.bench.shapes import shape_name
@@ -65,6 +66,10 @@ def config(kind: str, hidden: int, layers: int, heads: tuple[int, int], vocab: i
 
 QWEN3 = config(
     "qwen3_moe", 4096, 94, (64, 4), 151936, head_dim=128, intermediate_size=12288, moe_intermediate_size=1536,
+    num_experts=128, num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=[],
+)  # fmt: skip
+QWEN3_30B = config(
+    "qwen3_moe", 2048, 48, (32, 4), 151936, head_dim=128, intermediate_size=6144, moe_intermediate_size=768,
     num_experts=128, num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=[],
 )  # fmt: skip
 QWEN15 = config(
@@ -138,16 +143,97 @@ def test_layers_with_a_window_see_no_more_than_it() -> None:
 
 def test_the_head_of_a_mixture_of_experts_is_as_wide_as_fledge_makes_it() -> None:
     target = shape_of(QWEN3)
+    width = 6 * 4096
     assert (
-        HeadShape.of(target).weights == (64 + 8) * 128 * 8192 + 8192 * 4096 + 3 * 4096 * 12288 + 32_000 * 4096
+        HeadShape.of(target).weights == (64 + 8) * 128 * 8192 + 8192 * 4096 + 3 * 4096 * width + 32_000 * 4096
     )
 
 
-def test_a_quantised_target_taken_as_bf16_is_told() -> None:
-    made = make_plan(shape_of(GPT_OSS), H100S)
-    assert any("quantised (mxfp4)" in note for note in made.notes)
-    told = make_plan(shape_of(GPT_OSS), replace(H100S, weight_bits=4.25))
-    assert not any("quantised" in note for note in told.notes)
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        ({}, 16.0),
+        ({"quant_method": "fp8"}, 8.0),
+        ({"quant_method": "mxfp4"}, 4.25),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4.15625),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8.0),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+            },
+            8.0,
+        ),
+        ({"quant_method": "of our own"}, None),
+    ],
+)
+def test_the_bits_of_a_weight_are_the_checkpoints(quantised: dict[str, Any], bits: float | None) -> None:
+    model = shape_of(LLAMA_70B | {"quantization_config": quantised})
+    assert model.weight_bits == bits
+    assert H100S.device(model).weight_bytes == (bits or 16) / 8
+    assert replace(H100S, weight_bits=6.0).device(model).weight_bytes == 0.75
+    told = [note for note in make_plan(model, H100S).notes if "bits are taken" in note]
+    assert len(told) == bool(quantised)
+    assert bits is not None or "--weight-bits" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("Llama-3.3-70B", LLAMA_70B),
+        ("Qwen3-30B-A3B", QWEN3_30B),
+        ("gpt-oss-120b", GPT_OSS),
+        ("DeepSeek-V3", DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}),
+    ],
+)
+def test_the_figures_of_the_large_targets_follow_from_the_formulas(name: str, published: dict) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "large.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {name}, "))
+    options = replace(H100S, engine="vllm", conversations=50_000, tokens_each=700, batch_tokens=32_768)
+    model = shape_of(published)
+    plan, served = make_plan(model, options), make_plan(model, replace(options, features="vllm"))
+    speeds = {speed.concurrency: f"{speed.speedup:.2f}x" for speed in plan.speeds}
+    answers, features, training = (line[-1] for line in plan.work_table.rows)
+    cells = [f"{name}, {model.weight_bits:g}", speeds[1], speeds[64], answers]
+    cells += [f"{features}, {served.work_table.rows[1][-1]}", training]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == cells
+
+
+def test_the_engine_decides_what_is_drafted() -> None:
+    assert H100S.shape == TreeShape(4, 4, 16)
+    for engine in ("vllm", "sglang"):
+        assert replace(H100S, engine=engine).shape == TreeShape(3, 1, 4)
+    assert replace(H100S, engine="sglang", tree=(5, 4, 8)).shape == TreeShape(5, 4, 8)
+    with pytest.raises(DataError, match="chains alone"), refused_by_name():
+        replace(H100S, engine="vllm", tree=(4, 4, 16))
+    gemma = shape_of(GEMMA3 | {"architectures": ["Gemma3ForCausalLM"]})
+    warned = {
+        engine: any("can't draft" in note for note in make_plan(gemma, replace(H100S, engine=engine)).notes)
+        for engine in ("fledge", "vllm")
+    }
+    assert warned == {"fledge": False, "vllm": True}
+
+
+def test_training_counts_products_muon_reading_and_checkpoints() -> None:
+    model = shape_of(LLAMA_70B)
+    head, options = (
+        HeadShape.of(model),
+        replace(H100S, conversations=1000, tokens_each=1000, batch_tokens=10_000),
+    )
+    weights, passes, trained = head.weights + head.fc, 1e6 * TrainOptions().epochs, TrainOptions()
+    parts = training_seconds(model, head, options.device(model), options)
+    flops = 989e12 * 0.7 * 0.5  # of one device
+    assert parts.products == pytest.approx(6 * weights * passes * trained.ttt_steps / (8 * flops))
+    one = training_seconds(
+        model, head, replace(options, devices=1).device(model), replace(options, devices=1)
+    )
+    assert parts.muon == pytest.approx(one.muon)  # of which each device does all
+    assert parts.muon == pytest.approx(passes / 10_000 * sum(map(muon_flops, head.matrices)) / flops)
+    assert muon_flops((2, 3)) == 5 * (4 * 2 * 2 * 3 + 2 * 2**3) == muon_flops((3, 2))
+    assert parts.reading == pytest.approx(passes * 4 * 8192 * 2 / 2e9, rel=0.01)
+    saves = sum(parts[:3]) / trained.checkpoint_seconds
+    assert parts.checkpoints == pytest.approx(saves * weights * 12 * 4.3 / 1e9)
 
 
 def test_a_mixture_of_experts_reads_more_of_them_with_more_rows() -> None:
@@ -193,10 +279,10 @@ def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:
     options = PlanOptions(bandwidth_gb_s=30, tflops=0.5, concurrency=(1, 64), overhead_us=0)
     plan = make_plan(shape_of(SMOLLM2), options)
     assert plan.speeds[1].speedup < 1
-    assert any("With 64 in flight this tree loses" in note for note in plan.notes)
+    assert any("With 64 in flight this loses" in note for note in plan.notes)
     experts = make_plan(shape_of(QWEN3), replace(H100S, concurrency=(1, 2, 256)))  # few read the same ones
     assert experts.speeds[0].speedup < 1 < experts.speeds[2].speedup
-    assert any("With 1, 2 in flight this tree loses" in note for note in experts.notes)
+    assert any("With 1, 2 in flight this loses" in note for note in experts.notes)
 
 
 def test_unusable_assumptions_are_refused() -> None:

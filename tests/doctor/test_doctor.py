@@ -110,7 +110,12 @@ def test_the_steps_of_an_examination_are_told(patient: Patient) -> None:
     done = [one for one, _, _ in told]
     assert done == sorted(done)
     assert done[-1] < told[-1][1]
-    assert {note for _, _, note in told} == {"reads the head", "the target answers", "the head proposes"}
+    assert {note for _, _, note in told} == {
+        "reads the head",
+        "the target answers",
+        "the head proposes",
+        "mistakes are undone",
+    }
 
 
 def test_a_sound_head_has_no_finding(patient: Patient) -> None:
@@ -189,9 +194,13 @@ def test_features_of_other_layers_are_named_though_no_config_says_so(
     answers = Engine(patient.target, None).generate(["Why is the sky blue?", "Hello"], max_tokens=TOKENS)
     probe = Probe(patient.target, answers)
     head = Head.load(str(patient.head))
-    assert probe.score(head).hits > 2 * max(probe.score(head, shift).hits for shift in (-1, 1))
-    probe._features = {shift: probe._layer_features(shift + 1) for shift in (-1, 0)}
-    assert [f.fault for f in probe.findings(head, probe.score(head))] == ["layers"]
+    assert probe.score(head).hits > 2 * max(
+        probe.score(head, shifted).hits for shifted in ((0, 2, 3), (2, 4, 5))
+    )
+    probe._features = [states.roll(1, dims=1) for states in probe._features]
+    (finding,) = probe.findings(head, probe.score(head))
+    assert finding.fault == "layers"
+    assert "the outputs of layers 2, 4, 5" in finding.what
 
 
 def test_answers_longer_than_the_positions_a_head_names_are_probed(patient: Patient) -> None:

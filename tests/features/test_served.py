@@ -24,6 +24,9 @@ from fledge.features import (
     extract_features,
     server_arguments,
 )
+from fledge.run.folder import Record, Run
+from fledge.run.pipeline import run_stage
+from fledge.run.recipe import Recipe
 from fledge.target import Target
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target
@@ -80,11 +83,17 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                data = json.dumps(answer(body)).encode()
-                self.send_response(200)
+                found = answer(body)
+                data = json.dumps(found).encode()
+                self.send_response(found if isinstance(found, int) else 200)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
+
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"data": [{"id": "tiny"}]}).encode())
 
             def log_message(self, *arguments: Any) -> None:
                 pass
@@ -136,5 +145,52 @@ def test_what_a_server_gets_wrong_is_one_error(target: Target, tiny_target_folde
         server.reply = lambda body: {"choices": []}  # type: ignore[method-assign]
     with server.running() as address, pytest.raises(DataError, match="returned no hidden states"):
         ServedExtractor(target, address, "tiny").extract(conversations)
+    pauses: list[float] = []
     with pytest.raises(DataError, match="doesn't answer"):
-        ServedExtractor(target, "http://127.0.0.1:9", "tiny").extract(conversations)
+        ServedExtractor(target, "http://127.0.0.1:9", "tiny", pause=pauses.append).extract(conversations)
+    assert pauses == [1, 2, 4, 8, 16]
+
+
+def test_a_busy_server_is_asked_again_and_what_it_refuses_is_left_out(
+    target: Target, tiny_target_folder: Path, tmp_path: Path
+):
+    conversations = make_conversations(6)
+    url = write_conversations(tmp_path / "conversations", conversations)
+    server = Server(tiny_target_folder, server_arguments(target, str(tmp_path)))
+    refused = [conversations[1].token_ids, conversations[5].token_ids]
+    answer, asked = server.reply, []
+
+    def reply(body: dict[str, Any]) -> dict[str, Any] | int:
+        asked.append(body["prompt"])
+        if len(asked) == 1:
+            return 503
+        return 400 if body["prompt"] in refused else answer(body)
+
+    server.reply = reply  # type: ignore[method-assign, assignment]
+    options, folder, pauses = FeatureOptions(batch_tokens=16), str(tmp_path / "features"), list[float]()
+    with server.running() as address:
+        for left_out in (2, 1):  # the second time after the last one stored
+            extractor = ServedExtractor(target, address, concurrency=1, pause=pauses.append)
+            extract_features(target, url, options, folder, extractor=extractor)
+            assert extractor.refused == left_out
+    assert pauses == [1]
+    assert [info.conversation_id for info in FeatureStore(folder).samples] == ["c0", "c2", "c3", "c4"]
+
+
+def test_the_stage_takes_features_that_a_server_wrote_without_loading_the_target(
+    tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loaded = load_tiny_target(tiny_target_folder)
+    write_conversations(tmp_path / "run" / "conversations", make_conversations(4))
+    recipe = Recipe.model_validate({"target": {"model": str(tiny_target_folder), "backend": "torch"}})
+    server = Server(tiny_target_folder, server_arguments(loaded, str(tmp_path)))
+    with server.running() as address:
+        served = recipe.model_copy(update={"features": FeatureOptions(server=address)})
+        run = Run(served, str(tmp_path / "run"))
+        monkeypatch.setattr(
+            "fledge.target.target.load_weights", lambda *a: pytest.fail("the target was loaded")
+        )
+        run_stage(run, "features")
+    record = Record.load(run.url("features"))
+    assert record is not None
+    assert record.figures["tokens"] > 0

@@ -183,7 +183,7 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) ->
         ({"drafter": Lookup(), "lookup": 4}, "lookup=4 is merged into a head's trees"),
         ({"drafter": Lookup(), "draft_weights": "int8"}, "draft_weights is for a draft head"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_an_engine_that_cannot_be_is_refused_before_its_target_is_sought(
     wrong: dict[str, object], said: str

@@ -1,4 +1,4 @@
-"""The commands that measure, predict and tune: `fledge bench server`, `bench peers`, `plan` and `tune`.
+"""The commands that measure, predict and tune: `fledge bench server`, `bench peers` and `tune`.
 
 `fledge bench` without a subcommand is `fledge bench engine`, which is in main.py with the other stages.
 """
@@ -127,8 +127,8 @@ def bench_server(
     _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
     with refused_by_name():
         options = LoadOptions(
-            concurrency=_numbers(concurrency, int, "--concurrency"),
-            rates=_numbers(rate, float, "--rate"),
+            concurrency=numbers(concurrency, int, "--concurrency"),
+            rates=numbers(rate, float, "--rate"),
             requests=requests,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -223,7 +223,7 @@ def bench_peers(
             workload=workload,
             prompts=prompts,
             max_tokens=max_tokens,
-            concurrency=_numbers(concurrency, int, "--concurrency"),
+            concurrency=numbers(concurrency, int, "--concurrency"),
             repeats=repeats,
         )
     loaded = Target.load(target)
@@ -235,64 +235,6 @@ def bench_peers(
     rows = [[row[0].split()[0], *row[1:]] for row in rows]  # versions are in peers.md
     print_table("Peers, interleaved", columns, rows, text_columns=2)
     say(*peers_notes(results), f"table: {run_dir}/peers.md")
-
-
-def plan(
-    model: Annotated[str, typer.Argument(help="the target: a folder, config.json, hub id or package")],
-    bandwidth: Annotated[float, typer.Option(help="memory bandwidth of one device, GB/s")],
-    tflops: Annotated[float, typer.Option(help="dense bf16 throughput of one device, TFLOP/s")],
-    devices: Annotated[int, typer.Option(help="devices that share the model (tensor parallel)")] = 1,
-    acceptance: Annotated[
-        str, typer.Option(help="by depth: share of rounds whose accepted path reaches it")
-    ] = "0.75,0.56,0.42,0.32",
-    tree: Annotated[str, typer.Option(help="depth,topk,nodes of the draft tree")] = "4,4,16",
-    concurrency: InFlight = "1,2,4,8,16,32,64",
-    context: Annotated[int, typer.Option(help="tokens in the KV cache of a request")] = 1024,
-    weight_bits: Annotated[float, typer.Option(help="bits of a weight")] = 16.0,
-    efficiency: Annotated[float, typer.Option(help="share of bandwidth and FLOP/s that kernels reach")] = 0.7,
-    overhead_us: Annotated[float, typer.Option(help="microseconds of launches per forward and layer")] = 5.0,
-    conversations: Annotated[int, typer.Option(help="conversations to train the head on")] = 100_000,
-    tokens_each: Annotated[int, typer.Option(help="tokens of a conversation")] = 600,
-    draft_vocab: Annotated[int, typer.Option(help="tokens the head can propose")] = 32_000,
-    price: Annotated[float | None, typer.Option(help="price of one device per hour")] = None,
-    check: Annotated[
-        str | None, typer.Option(help="a run folder: compare its measured speed-ups too")
-    ] = None,
-) -> None:
-    """Predict speed-up, data, features and training from a data sheet."""
-    from fledge.base.console import print_table, say
-    from fledge.base.storage import join
-    from fledge.bench import BenchResult
-    from fledge.bench.options import refused_by_name
-    from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
-    from fledge.target.resolve import config_place
-
-    with refused_by_name():
-        options = PlanOptions(
-            bandwidth_gb_s=bandwidth,
-            tflops=tflops,
-            devices=devices,
-            acceptance=_numbers(acceptance, float, "--acceptance"),
-            tree=_numbers(tree, int, "--tree"),
-            concurrency=_numbers(concurrency, int, "--concurrency"),
-            context=context,
-            weight_bits=weight_bits,
-            efficiency=efficiency,
-            overhead_us=overhead_us,
-            conversations=conversations,
-            tokens_each=tokens_each,
-            draft_vocab=draft_vocab,
-            price_per_hour=price,
-        )
-    place = config_place(model)
-    shape = read_shape(place) if place == model else replace(read_shape(place), name=model.rpartition("/")[2])
-    prediction = make_plan(shape, options)
-    print_table(prediction.title, *prediction.speed_table)
-    print_table("Data, features, training", *prediction.work_table)
-    say(*prediction.notes)
-    if check is not None:
-        bench = BenchResult.load(join(check, "bench"))
-        print_table("Predicted and measured", *check_table(bench, shape, draft_vocab))
 
 
 @bench_app.command("ratios")
@@ -329,7 +271,7 @@ def bench_ratios(
     refuse_unwritable(output)
     with refused_by_name():
         options = RatioOptions(
-            concurrency=_numbers(concurrency, int, "--concurrency"),
+            concurrency=numbers(concurrency, int, "--concurrency"),
             prompts=prompts,
             max_tokens=max_tokens,
             repeats=repeats,
@@ -370,7 +312,7 @@ def tune(
     with refused_by_name():
         options = TuneOptions(
             shapes=parse_shapes(shapes) or GRID,
-            concurrency=_numbers(concurrency, int, "--concurrency"),
+            concurrency=numbers(concurrency, int, "--concurrency"),
             prompts=prompts,
             max_tokens=max_tokens,
             repeats=repeats,
@@ -384,7 +326,7 @@ def tune(
     say(f"written: {output}")
 
 
-def _numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
+def numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
     """`1,2,4` as numbers."""
     try:
         return tuple(map(kind, text.rstrip(",").split(","))) if text else ()

@@ -20,8 +20,9 @@ def print_feature_estimate(run: Run) -> None:
     recipe = run.recipe
     complete = exists(run.url("conversations", DONE_NAME)) or run.is_given("conversations")
     tokens = conversation_tokens(run, known=complete)
-    # With features.device_map nothing is timed: fledge's decoder may not support such a target.
-    speed = None if recipe.features.device_map else Calibration(run).prefill
+    # Nothing is timed where fledge's decoder isn't used: it may not support such a target.
+    elsewhere = recipe.features.device_map or recipe.features.server
+    speed = None if elsewhere else Calibration(run).prefill
     heldout = tokens * recipe.respond.heldout
     # Label, tokens stored, codec, and tokens the target runs.
     ways: list[tuple[str, float, Codec, float]] = [
@@ -38,7 +39,9 @@ def print_feature_estimate(run: Run) -> None:
         rows.append((name, human_bytes(size), clock(work / speed) if speed else "", money))
     source = "of the conversations on disk" if complete else "expected from the recipe"
     print_table(f"{tokens:,.0f} tokens {source}", ["features", "store", "target's time", "per month"], rows)
-    timed = f"{speed:,.0f} tokens/s measured here" if speed else "not known with features.device_map"
+    timed = (
+        f"{speed:,.0f} tokens/s measured here" if speed else "not known with features.device_map or server"
+    )
     say(f"time: {timed}; money: features.price_per_gb = {recipe.features.price_per_gb:g}")
 
 

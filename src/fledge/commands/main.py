@@ -16,9 +16,10 @@ import typer
 from fledge import __version__
 from fledge.base.errors import EngineError, FledgeError
 from fledge.base.retry import OneRetryLine
-from fledge.commands.bench import DeviceOption, TargetOption, bench_app, plan, tune
+from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.extras import missing_package
+from fledge.commands.plan import plan
 from fledge.commands.serving import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from fledge.doctor import diagnose
 from fledge.heads import Head
 from fledge.heads.card import model_card
 from fledge.heads.checkpoint import CONFIG_NAME, write_head
+from fledge.heads.engines import refusal
 from fledge.heads.forms import Form, canonical_tensors, check_form
 from fledge.heads.hub import push_folder
 from fledge.released import head_url
@@ -73,6 +74,8 @@ def export_head(
         )
     if torch_dtype == torch.float16:
         _check_float16(head)
+    if loaded is not None and (sentence := refusal(chosen, loaded.config.architecture)):
+        logger.warning("%s", sentence)
     _write(head, destination, chosen, torch_dtype, push or _name(destination))
     _compare(head, Head.load(destination), torch_dtype, destination)
     say(f"head: {destination} ({chosen} form, every tensor read back and compared)")

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+import psutil
 import torch
 
 from fledge.base.errors import HeadError
 from fledge.doctor.files import file_findings, is_half
 from fledge.doctor.findings import Finding, Measured, Progress, Steps
+from fledge.doctor.hypotheses import NO_EMBEDDING, different_rows
 from fledge.doctor.probe import Probe
 from fledge.doctor.served import ServedEngine
 from fledge.doctor.traps import engine_findings
@@ -33,9 +35,14 @@ PROMPTS = (
     "What happens to water when it freezes, and why does ice float?",
     "Tell a short story about a lighthouse keeper.",
 )
+_COMPARE = "compare it with the original (--reference)"
 _USELESS = 0.05  # share of correct first proposals below which speculation is useless
 _USELESS_TAU = 1.05  # mean tau of a server below which it is useless
 _SERVED_SHORTFALL = 0.1  # of our own chain's tau, over ten prompts
+_SHORTFALL = 0.2  # of what a head promises, above which its acceptance is low
+# The released head (9.8 M weights, 5 M answer tokens, a target of 135 M) has 0.54 on PROMPTS. A head of half its size,
+# and as much data or an unknown amount of it, promises that.
+_PROMISED, _PROMISING_WEIGHTS, _PROMISING_TOKENS = 0.55, 5_000_000, 3_000_000
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ def diagnose(
         progress: called with the steps done, their total, and the next step.
     """
     served = ServedEngine(engine) if engine is not None and "://" in engine else None
-    steps = Steps(progress, 2 + Probe.SCORES + (0 if served is None else 1 + len(prompts)))
+    steps = Steps(progress, 2 + Probe.STEPS + (0 if served is None else 1 + len(prompts)))
     steps.next("reads the head")
     url = local_url(url)
     raw, tensors = read_files(url)
@@ -92,15 +99,44 @@ def diagnose(
     if any(f.fault in ("target", "vocabulary-map") for f in findings):
         return Diagnosis(findings, measured)  # forwards would be meaningless
     answers: list[Completion] = []
-    if target.config.undecodable:
-        measured.append(Measured("not looked at", f"answers: fledge's decoder can't run {target.name}"))
+    if reason := _not_runnable(target):
+        measured.append(Measured("not looked at", f"answers: {reason}"))
+        findings += _own_embedding(head, target)
     else:
         answers = _answers(target, prompts, max_tokens, steps)
         probe = Probe(target, answers, steps.next)
-        findings += _forwards(head, probe, measured, half=is_half(raw), explained=bool(findings))
+        proven = _forwards(head, probe, measured, half=is_half(raw), explained=bool(findings))
+        faults = {finding.fault for finding in proven}
+        findings = [f for f in findings if f.certain or f.fault not in faults] + proven
     if served is not None:
         findings += _served(target, head, served, prompts, answers, max_tokens, depth, measured, steps)
     return Diagnosis(findings, measured)
+
+
+def _not_runnable(target: Target) -> str:
+    """Why the target's answers can't be generated here; empty if they can."""
+    if target.config.undecodable:
+        return f"fledge's decoder can't run {target.name}"
+    size = target.config.weight_count * target.dtype.itemsize
+    cuda = target.device.type == "cuda"
+    free = torch.cuda.mem_get_info(target.device)[0] if cuda else psutil.virtual_memory().available
+    if size <= free or "weights" in target.__dict__:
+        return ""
+    return (
+        f"{target.name} takes {size / 2**30:.0f} GiB, and {free / 2**30:.0f} GiB are free on {target.device}"
+    )
+
+
+def _own_embedding(head: Head, target: Target) -> list[Finding]:
+    """Of a target that can't be run: whether most rows of the head's own embedding are others than the target's."""
+    own = head.weights.embedding
+    different = 0 if own is None else different_rows(own, target)
+    if 2 * different <= target.config.vocab_size:
+        return []
+    what = (
+        f"{different:,} of {target.config.vocab_size:,} rows of the head's own embedding aren't the target's"
+    )
+    return [Finding("embedding", what, NO_EMBEDDING, certain=False)]
 
 
 def _answers(
@@ -146,7 +182,8 @@ def _forwards(
     score = probe.score(head)
     measured.append(Measured("first proposals that are the target's token", f"{score.hits:.1%}"))
     measured.append(Measured("largest activation", f"{score.largest:.3g}"))
-    findings = list(probe.findings(head, score))
+    expected = (1 - _SHORTFALL) * _promised(head)
+    findings = list(probe.findings(head, score, expected=expected))
     if half and score.largest > torch.finfo(torch.float16).max:
         findings.append(
             Finding(
@@ -155,20 +192,31 @@ def _forwards(
                 'write "torch_dtype": "bfloat16" into config.json and serve in bfloat16',
             )
         )
-    if score.hits >= _USELESS or findings or explained:
+    if findings or explained or score.hits >= max(_USELESS, expected):
         return findings
     if head.metadata.target_revision and not head.metadata.training:  # written by fledge, without training
         measured.append(Measured("training", "none by the head's own record, so it accepts nothing yet"))
         return findings
-    return [
-        Finding(
-            "accepts-nothing",
-            f"{score.hits:.1%} of first proposals are right: the head is trained too little, on other layers, or for "
-            "another target",
-            "name the head and target that belong together, or train a head for this one with `fledge run`",
-            certain=False,
+    if score.hits >= _USELESS:
+        what = (
+            f"{score.hits:.1%} of first proposals are right; its size and data promise {expected:.0%} or more"
         )
-    ]
+        remedy = f"if its training promised more, a tensor or number of it is wrong: {_COMPARE}; else train it longer"
+        return [Finding("low", what, remedy, certain=False)]
+    what = f"{score.hits:.1%} of first proposals are right: the head is trained too little, or for another target"
+    remedy = "name the head and target that belong together, or train a head for this one with `fledge run`"
+    return [Finding("accepts-nothing", what, remedy, certain=False)]
+
+
+def _promised(head: Head) -> float:
+    """The share of first proposals that should be right, by the head's record of its training and its size; 0 if
+    neither says."""
+    training = head.metadata.training
+    recorded = training.get("acceptance") or [0.0]
+    tokens = training.get("supervised_tokens", _PROMISING_TOKENS if not training else 0)
+    weights = sum(tensor.numel() for tensor in head.weights.trainable().values())
+    full = weights >= _PROMISING_WEIGHTS and tokens >= _PROMISING_TOKENS
+    return max(float(recorded[0]), _PROMISED if full else 0.0)
 
 
 def _served(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from fledge.target.config import are_three_layers
 from fledge.target.rope_fields import read_rope
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
+_NEGATIVE = 0.3  # share of a norm's values
+_ZERO_ROWS = 0.01  # share of a matrix' rows
 
 
 def file_findings(
@@ -32,6 +35,8 @@ def file_findings(
     yield from _origin(raw, flat, target)
     yield from _layers(flat, target)
     yield from _missing(flat, named)
+    if not _untrained(raw):
+        yield from _lost(named)
     yield from vocabulary_findings(named, target.config.vocab_size)
     yield from _positions(flat, target)
     yield from _values(flat, named)
@@ -111,14 +116,30 @@ def _missing(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[F
             "there are fc_norm tensors, but the config doesn't switch them on: engines leave them out",
             'write "fc_norm": true into config.json',
         )
-    for name, tensor in named.items():
-        if "norm" in name and name not in FC_NORMS and bool((tensor == 1).all()):
-            yield Finding(
-                "missing-norm",
-                f"{name} is all ones: a trained norm isn't, so a converter may have lost it",
-                "compare it with the original head: fledge doctor TARGET HEAD --reference ORIGINAL",
-                certain=False,
-            )
+
+
+def _lost(named: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Tensors as no training leaves them: norms constant or half negative, rows of zeros, a tensor under two names."""
+    remedy = "compare it with the original head: fledge doctor TARGET HEAD --reference ORIGINAL"
+    floats = {
+        name: named[name] for name in (*REQUIRED, *FC_NORMS) if name in named and named[name].numel() > 1
+    }
+    for name, tensor in floats.items():
+        what = ""
+        if "norm" in name and name not in FC_NORMS and bool((tensor == tensor[0]).all()):
+            value = "ones" if tensor[0] == 1 else "zeros" if tensor[0] == 0 else f"{float(tensor[0]):g}"
+            what = f"{name} is all {value}: a trained norm isn't, so a converter may have lost it"
+        elif tensor.dim() == 2 and (zero := int((tensor == 0).all(dim=1).sum())) > _ZERO_ROWS * len(tensor):
+            what = f"{zero:,} of the {len(tensor):,} rows of {name} are zero"
+        if what:
+            yield Finding("missing-norm" if "norm" in name else "values", what, remedy, certain=False)
+        elif "norm" in name and float((tensor < 0).float().mean()) > _NEGATIVE:
+            what = f"{name} is negative in many places, as a norm saved minus one (Gemma's way) is"
+            yield Finding("norm", what, remedy, certain=False)
+    for (name, tensor), (other, second) in combinations(floats.items(), 2):
+        constant = bool((tensor == tensor.flatten()[0]).all())
+        if tensor.shape == second.shape and not constant and torch.equal(tensor, second):
+            yield Finding("values", f"{name} and {other} are the same", remedy, certain=False)
 
 
 def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterator[Finding]:
@@ -198,6 +219,12 @@ def _values(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Fi
 def is_half(raw: Mapping[str, Any]) -> bool:
     """Whether a config requests float16."""
     return str(raw.get("torch_dtype") or raw.get("dtype")).removeprefix("torch.") == "float16"
+
+
+def _untrained(raw: Mapping[str, Any]) -> bool:
+    """Whether fledge wrote the head without training it."""
+    recorded = raw.get("fledge") or {}
+    return bool(recorded.get("target_revision")) and not recorded.get("training")
 
 
 def _joined(layers: tuple[int, ...]) -> str:

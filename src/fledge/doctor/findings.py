@@ -18,10 +18,24 @@ Fault = Literal[
     "missing-tensor",
     "missing-norm",
     "gate-up",  # the MLP's gate and up projections swapped
+    "qkv-halves",  # the attention's inputs, embedding and hidden state, swapped
+    "qkv-order",  # q, k and v under each other's names
+    "fc-order",  # features taken in another order
+    "norm",  # a norm saved in another convention, swapped, or lost
+    "rotary-order",  # rows of q and k in the interleaved order
+    "head-order",  # query heads grouped in another way
+    "head-dim",
+    "transposed",
+    "eps",
+    "switch",  # a switch of the config that changes the computation
+    "embedding",  # the head's own isn't the target's
+    "lm-head",
+    "damaged",  # a part of the head does harm
     "rope",
     "context",
     "float16",
     "accepts-nothing",  # without another fault that explains it
+    "low",  # less than the head's size and data promise
     "values",  # not-a-number or infinite weights
     "engine",  # a trap of the given engine
     "served-prompt",  # the served engine builds another prompt

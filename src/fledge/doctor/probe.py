@@ -1,5 +1,5 @@
 """Evidence from forwards: how often the head's first proposal is the target's own next token, as it is and with one
-suspected fault undone. If undoing it makes the head clearly better, the head has that fault.
+suspected mistake undone. If undoing it makes the head clearly better, the head has that fault.
 
     answer of the target    a  b  c  d  e        head reads features and ids up to c
     head's proposals           b  x  d  e        hits: 3 of 4
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -16,15 +18,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.doctor.findings import Finding
+from fledge.doctor.hypotheses import Hypothesis, Trial, hypotheses, other_layers
 from fledge.draft.runner import TorchHeadRunner
 from fledge.engine import Completion
 from fledge.heads import Head
 from fledge.target import Target, TorchDecoder
-from fledge.target.batch import one_sequence
+from fledge.target.batch import ForwardBatch, one_sequence
 
 _CLEARLY = 0.05  # more hits than this, and a fifth more, make a suspicion a finding
+_CLEARLY_IF_LOW = 1.1  # instead of a fifth, of a head that is known to accept too little
+_SCREENED = 128  # rows on which every hypothesis is tried; the most promising are tried on all
+_CONFIRMED = 4  # specific ones, and general ones
+_TIE = 0.01  # fewer hits more than an earlier one aren't better
+_FAULTS = 3  # found one after the other, each with the earlier ones undone
 _RELATED = 0.3  # cosine of a draft row with its own target row: the lm_head stems from the target's
 _ROWS = 1024  # draft rows compared with the target's at most
+_PAGE = 16
 
 
 class Score(NamedTuple):
@@ -37,7 +46,7 @@ class Score(NamedTuple):
 class Probe:
     """Scores a head, and the head with suspected faults undone, on a target's answers."""
 
-    SCORES = 4  # at most: the head as it is, and with each of three suspected faults undone
+    STEPS = 2  # the head as it is, and the hypotheses
 
     def __init__(
         self,
@@ -45,53 +54,92 @@ class Probe:
         answers: Sequence[Completion],
         begins: Callable[[str], None] = lambda what: None,
     ) -> None:
-        """`begins` is called before each score is computed."""
+        """`begins` is called before each step."""
         self._target = target
         self._begins = begins
         self.answers = [a for a in answers if len(a.token_ids) > 1]
-        self._features: dict[int, list[Tensor]] = {}
+        self._positions = max((len(a.prompt_token_ids + a.token_ids) for a in self.answers), default=1)
+        counts = accumulate(len(a.token_ids) - 1 for a in self.answers)
+        self._screened = sum(before < _SCREENED for before in [0, *counts][:-1])
 
-    def score(self, head: Head, shift: int = 0) -> Score:
-        """The head's score. `shift`: with features of layers that many further up."""
+    def score(self, head: Head, layers: Sequence[int] | None = None) -> Score:
+        """The head's score. `layers`: whose outputs it is given; None: the target's feature layers."""
         self._begins("the head proposes")
-        # A recorded other target is a finding already, not an error here.
-        head = Head(head.config, head.weights).running_with(self._target)
-        embedding_own = head.weights.embedding
-        embedding = (self._target.ends.embedding if embedding_own is None else embedding_own).float().cpu()
-        runner = TorchHeadRunner(head.config, head.weights, embedding, page_size=16)
-        hits, rows, largest = 0, 0, 0.0
-        for answer, features in zip(self.answers, self._layer_features(shift), strict=True):
-            ids = answer.prompt_token_ids + answer.token_ids
-            count, first = len(ids) - 2, len(answer.prompt_token_ids) - 1
-            batch = one_sequence(ids[1:-1], runner.page_size, torch.device("cpu"))
-            kv = runner.allocate_kv(batch.page_table.numel())
-            out = runner.forward(batch, kv, features=features[:count], hidden=None, k=1)
-            hits += int((out.token_ids[first:, 0] == torch.tensor(ids[2:])[first:]).sum())
-            rows += count - first
-            entry = F.linear(features, head.weights.fc.float()) if head.weights.fc_norms is None else features
-            largest = max(largest, *(float(t.abs().max()) for t in (features, entry, out.hidden)))
-        return Score(hits / max(1, rows), largest)
+        return self._score(self._trial(head, layers), len(self.answers))
 
-    def findings(self, head: Head, score: Score) -> Iterator[Finding]:
-        """The faults that, when undone, make the head clearly better."""
-        better = self._better_than(score)
-        gate, up = head.weights.gate_up.chunk(2)
-        swapped = Head(head.config, replace(head.weights, gate_up=torch.cat((up, gate))), head.metadata)
-        if better(gain := self.score(swapped).hits):
+    def findings(self, head: Head, score: Score, *, expected: float = 0.0) -> Iterator[Finding]:
+        """The faults that, when undone, make the head clearly better. `expected`: the least hits of a sound one."""
+        self._begins("mistakes are undone")
+        misplaced = list(self._rows(head))
+        yield from misplaced
+        trial, hits = self._trial(head, None), score.hits
+        for number in range(_FAULTS):
+            if number and 0 < expected <= hits:
+                break
+            candidates = hypotheses(trial, self._target)
+            if misplaced:  # lm_head's order is named already
+                candidates = [one for one in candidates if one.fault not in ("lm-head", "vocabulary-order")]
+            least = _CLEARLY_IF_LOW if hits < expected else 1.2
+            found = self._best(trial, hits, candidates, least)
+            if found is None and hits < expected:
+                found = self._best(trial, hits, other_layers(trial, self._target), least)
+            if found is None:
+                break
+            hypothesis, better = found
             yield Finding(
-                "gate-up",
-                f"with gate and up swapped {gain:.0%} of first proposals are right instead of {score.hits:.0%}",
-                "export the head again with gate_proj and up_proj under their right names",
+                hypothesis.fault,
+                f"with {hypothesis.undone} {better:.0%} of first proposals are right instead of {hits:.0%}",
+                hypothesis.remedy,
+                certain=better >= expected,  # else something else is wrong, too
             )
-        for shift in (-1, 1):
-            if self._shift_fits(shift) and better(gain := self.score(head, shift).hits):
-                way = "later" if shift > 0 else "earlier"
-                yield Finding(
-                    "layers",
-                    f"with features one layer {way} {gain:.0%} of first proposals are right, not {score.hits:.0%}",
-                    "train on the target's own feature layers, or export with the layers it was trained on",
-                )
-        yield from self._rows(head)
+            if hypothesis.general:
+                break
+            trial, hits = hypothesis.undo(trial), better
+
+    def _best(
+        self, trial: Trial, hits: float, candidates: Sequence[Hypothesis], least: float
+    ) -> tuple[Hypothesis, float] | None:
+        """The hypothesis that raises `hits` most, with its own; None if none raises them to `least` times as many.
+
+        A general one has to be clearly better than all specific ones.
+        """
+        screened = self._score(trial, self._screened).hits
+        scored = [(one, self._score(one.undo(trial), self._screened).hits) for one in candidates]
+        promising = [pair for pair in scored if _better(pair[1], screened, least)]
+        best: tuple[Hypothesis, float] | None = None
+        for general in (False, True):
+            tried = [pair for pair in promising if pair[0].general == general]
+            enough = sorted((share for _, share in tried), reverse=True)[:_CONFIRMED]
+            for one in [one for one, share in tried if share >= enough[-1]]:  # in the order of the list
+                gain = self._score(one.undo(trial), len(self.answers)).hits
+                ahead = _CLEARLY if general and best is not None and not best[0].general else _TIE
+                if best is None or gain > best[1] + ahead:
+                    best = one, gain
+        return best if best is not None and _better(best[1], hits, least) else None
+
+    def _trial(self, head: Head, layers: Sequence[int] | None) -> Trial:
+        # A recorded other target is a finding already, not an error here.
+        head = Head(head.config, head.weights.to(torch.float32)).fitted_to(self._target)
+        config = replace(
+            head.config, max_position_embeddings=self._positions
+        )  # RoPE tables no longer than needed
+        head = Head(config, head.weights)
+        low, middle, high = self._target.config.feature_layers if layers is None else layers
+        return Trial(head, (low, middle, high))
+
+    def _score(self, trial: Trial, count: int) -> Score:
+        """Over the first `count` answers."""
+        head, answers = trial.head, self.answers[:count]
+        embedding = self._embedding if head.weights.embedding is None else head.weights.embedding
+        runner = TorchHeadRunner(head.config, head.weights, embedding, page_size=_PAGE)
+        batch, expected = _batch(answers)
+        kv = runner.allocate_kv(batch.page_table.numel())
+        read = [states[:, list(trial.layers)].flatten(1) for states in self._features[:count]]
+        features = torch.cat(read).float()  # [R, 3 * Ht]
+        out = runner.forward(batch, kv, features=features, hidden=None, k=1)
+        entry = F.linear(features, head.weights.fc) if head.weights.fc_norms is None else features
+        largest = max(float(t.abs().max()) for t in (features, entry, out.hidden))
+        return Score(float((out.token_ids[:, 0] == expected).float().mean()), largest)
 
     def _rows(self, head: Head) -> Iterator[Finding]:
         """Whether rows of the head's lm_head resemble other tokens' rows of the target's."""
@@ -113,26 +161,50 @@ class Probe:
                 "export the head again from where it was trained: lm_head and d2t don't belong together",
             )
 
-    def _better_than(self, score: Score) -> Callable[[float], bool]:
-        return lambda hits: hits > score.hits + _CLEARLY and hits > 1.2 * score.hits
+    @cached_property
+    def _embedding(self) -> Tensor:
+        return self._target.ends.embedding.float().cpu()
 
-    def _shift_fits(self, shift: int) -> bool:
-        layers = self._target.config.feature_layers
-        return layers[0] + shift >= 0 and layers[-1] + shift < self._target.config.num_layers
-
-    def _layer_features(self, shift: int) -> list[Tensor]:
-        """Each answer's features, [n, 3 * Ht] float32."""
-        if shift not in self._features:
-            config = self._target.config
-            shifted = config.with_feature_layers([layer + shift for layer in config.feature_layers])
-            decoder = TorchDecoder(shifted, self._target.weights)
-            self._features[shift] = [_features(decoder, a) for a in self.answers]
-        return self._features[shift]
+    @cached_property
+    def _features(self) -> list[Tensor]:
+        """Each answer's hidden states after every layer, [n - 2, layers, Ht]: the last two have nothing to predict."""
+        config = self._target.config
+        every: tuple[int, ...] = tuple(range(config.num_layers))
+        decoder = TorchDecoder(replace(config, chosen_layers=every), self._target.weights)  # type: ignore[arg-type]
+        return [_hidden_states(decoder, answer, len(every)) for answer in self.answers]
 
 
-def _features(decoder: TorchDecoder, answer: Completion) -> Tensor:
-    batch = one_sequence(answer.prompt_token_ids + answer.token_ids, decoder.page_size, decoder.device)
+def _better(hits: float, than: float, least: float) -> bool:
+    return hits > than + _CLEARLY and hits > least * than
+
+
+def _batch(answers: Sequence[Completion]) -> tuple[ForwardBatch, Tensor]:
+    """The head's rows over whole answers, and the tokens that it should propose at the answered ones."""
+    rows = [(a.prompt_token_ids + a.token_ids)[1:-1] for a in answers]
+    lengths = [len(ids) for ids in rows]
+    pages = [-(-length // _PAGE) for length in lengths]
+    table = torch.zeros(len(rows), max(pages), dtype=torch.int32)
+    for row, (end, count) in enumerate(zip(accumulate(pages), pages, strict=True)):
+        table[row, :count] = torch.arange(end - count, end)
+    starts = [0, *accumulate(lengths)]
+    first = [start + len(a.prompt_token_ids) - 1 for start, a in zip(starts, answers, strict=False)]
+    wanted = [torch.arange(begin, end) for begin, end in zip(first, starts[1:], strict=True)]
+    zeros = torch.zeros(len(rows), dtype=torch.int32)
+    batch = ForwardBatch(
+        token_ids=torch.tensor([i for ids in rows for i in ids], dtype=torch.int32),
+        positions=torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths]),
+        row_start=torch.tensor(starts, dtype=torch.int32),
+        prefix_length=zeros,
+        window_offset=zeros,
+        page_table=table,
+        logit_rows=torch.cat(wanted).int(),
+    )
+    return batch, torch.tensor([i for a in answers for i in a.token_ids[1:]])
+
+
+def _hidden_states(decoder: TorchDecoder, answer: Completion, layers: int) -> Tensor:
+    batch = one_sequence((answer.prompt_token_ids + answer.token_ids)[:-2], decoder.page_size, decoder.device)
     kv = decoder.allocate_kv(batch.page_table.numel())
     features = decoder.forward(batch, kv, logits="none", features=True).features
     assert features is not None  # requested
-    return features.float().cpu()
+    return features.cpu().unflatten(1, (layers, -1))

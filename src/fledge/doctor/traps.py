@@ -8,6 +8,7 @@ from typing import Any
 from fledge.base.errors import HeadError
 from fledge.doctor.files import meant_layers
 from fledge.doctor.findings import Finding
+from fledge.heads.engines import refusal
 from fledge.target import Target
 from fledge.target.config import engine_feature_layers
 
@@ -25,6 +26,10 @@ def engine_findings(
         yield from _vllm(raw)
     else:
         raise HeadError(f"--engine {engine} is unknown: use vllm, sglang or a server's URL")
+    if sentence := refusal(engine, target.config.architecture):
+        yield Finding(
+            "engine", sentence, "serve with another engine or version, if a newer one can", certain=False
+        )
     yield from _layers(engine, raw, target)
 
 
@@ -41,6 +46,12 @@ def _sglang(raw: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:
             "engine",
             "without draft_vocab_size SGLang takes the target's lm_head instead of the head's",
             remedy,
+        )
+    if raw.get("tie_word_embeddings") and "lm_head.weight" in names:
+        yield Finding(
+            "engine",
+            "with tie_word_embeddings SGLang drops the head's lm_head and takes its embedding instead",
+            'write "tie_word_embeddings": false into config.json',
         )
     if raw.get("norm_before_residual"):
         yield Finding(

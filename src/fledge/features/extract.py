@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, islice
+from itertools import accumulate, dropwhile, islice
 from typing import Protocol, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ from fledge.data import Conversation, Progress, read_conversations
 from fledge.data.options import silent
 from fledge.features.codec import bytes_per_token
 from fledge.features.options import FeatureOptions
-from fledge.features.shard import FeatureSample
+from fledge.features.shard import FeatureSample, Shard
 from fledge.features.store import write_shard
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
@@ -38,7 +38,7 @@ class Extractor(Protocol):
     hidden_size: int
 
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
-        """The conversations' samples, in order."""
+        """The conversations' samples, in order; without those that a server refused."""
         ...
 
 
@@ -58,7 +58,10 @@ def extract_features(
     extractor = extractor or FeatureExtractor(target, options.batch_tokens)
     total = wanted_tokens(conversations_url, options)
     manifest = Manifest.load(output_url)
-    remaining = islice(wanted_conversations(conversations_url, options), manifest.records, None)
+    remaining = wanted_conversations(conversations_url, options)
+    if manifest.records:  # behind the last stored one: a server may have refused some before it
+        last = Shard(manifest.url(manifest.shards[-1]), manifest.shards[-1]).infos(0)[-1].conversation_id
+        remaining = islice(dropwhile(lambda c: c.conversation_id != last, remaining), 1, None)
     done, start = manifest.tokens, time.perf_counter()
     first = done
     progress(done, total, "")
@@ -68,7 +71,8 @@ def extract_features(
             samples += extractor.extract(batch)
             done += sum(map(tokens_of, batch))
             progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
-        manifest = write_shard(manifest, samples, options.codec)
+        if samples:
+            manifest = write_shard(manifest, samples, options.codec)
     return manifest
 
 
@@ -144,7 +148,7 @@ def features_fingerprint(target: Target, conversations_url: str, options: Featur
             "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash}
             | ({"feature_layers": chosen} if chosen else {}),
             "features": options.model_dump(
-                mode="json", exclude={"batch_tokens", "price_per_gb", "device_map"}
+                mode="json", exclude={"batch_tokens", "price_per_gb", "device_map", "server"}
             )
             | by,
             "conversations": sha256("".join(shard.sha256 for shard in conversations.shards).encode()),

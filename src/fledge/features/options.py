@@ -31,14 +31,22 @@ class FeatureOptions(BaseModel):
         description="extract with transformers' own model instead of fledge's decoder, spread over devices as its "
         "device_map says (`auto`, `balanced`, ...): for a target that is larger than one device",
     )
+    server: str | None = Field(
+        None,
+        description="address of a vLLM server that writes the target's hidden states (see Features), such as "
+        "http://localhost:8000; the target isn't loaded here",
+    )
     price_per_gb: float = Field(
         0.02, ge=0.0, description="what a GB (10^9 bytes) in the store's place costs per month, for estimates"
     )
 
     @model_validator(mode="after")
     def _decoder_feeds_training(self) -> FeatureOptions:
-        if self.device_map and self.feed != "offline":
+        if (self.device_map or self.server) and self.feed != "offline":
+            name = "device_map" if self.device_map else "server"
             raise ValueError(
-                f"feed={self.feed} runs fledge's own decoder during training; device_map needs feed=offline"
+                f"feed={self.feed} runs fledge's own decoder during training; {name} needs feed=offline"
             )
+        if self.device_map and self.server:
+            raise ValueError("device_map and server both extract: leave one of them out")
         return self

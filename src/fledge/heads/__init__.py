@@ -2,6 +2,7 @@
 
 head.py         the head: initialised from a target, checked against one; backend.py: where it runs
 checkpoint.py   head files; forms.py writes each engine's form, foreign.py reads them
+engines.py      which targets SGLang and vLLM can draft for
 card.py         the model card of an exported head; hub.py pushes it
 """
 

@@ -22,6 +22,7 @@ from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.draft.weights import weight_shapes
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
+from fledge.heads import Head
 from fledge.run.folder import DONE_NAME, Run
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
@@ -58,6 +59,11 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     rows = estimate(run, pending)
     if not rows:
         return
+    if "train" in pending:
+        c = Calibration(run).head_config
+        say(
+            f"head: MLP {c.intermediate_size:,} wide, {c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} of keys"
+        )
     size, seconds = sum(row.bytes for row in rows), sum(row.seconds or 0.0 for row in rows)
     cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
     print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
@@ -112,7 +118,7 @@ class _Expectations:
     def features(self) -> Expected:
         options = self._recipe.features
         stored = self._tokens if options.feed == "offline" else self._heldout
-        seconds = None if options.device_map else stored / self._speeds.prefill
+        seconds = None if options.device_map or options.server else stored / self._speeds.prefill
         return Expected("features", stored, stored * self._token_bytes, seconds)
 
     def train(self) -> Expected:
@@ -226,7 +232,10 @@ class Calibration:
             torch.zeros(self._target.config.vocab_size), self._draft_vocab_size
         )
         learner = Learner(
-            random_head(self._target, vocabulary), self._target.ends, dtype, self._target.device
+            random_head(self._target, vocabulary, sizes=options.head.sizes),
+            self._target.ends,
+            dtype,
+            self._target.device,
         )
         batch = make_batch([self._random_sample() for _ in range(_SAMPLES)], dtype).to(self._target.device)
         weights = [1 / options.ttt_steps] * options.ttt_steps
@@ -236,8 +245,15 @@ class Calibration:
     @property
     def head_size(self) -> int:
         """Number of weights of the head to be trained."""
-        config = HeadConfig.for_target(self._target.config, self._draft_vocab_size)
-        return sum(math.prod(shape) for shape in weight_shapes(config).values())
+        return sum(math.prod(shape) for shape in weight_shapes(self.head_config).values())
+
+    @property
+    def head_config(self) -> HeadConfig:
+        """The shape of the head to be trained."""
+        if self._recipe.train.init_head is not None:
+            return Head.load(self._recipe.train.init_head).config
+        sizes = self._recipe.train.head.sizes
+        return HeadConfig.for_target(self._target.config, self._draft_vocab_size, sizes=sizes)
 
     @property
     def _draft_vocab_size(self) -> int:

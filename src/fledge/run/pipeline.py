@@ -21,6 +21,7 @@ from fledge.data.options import silent
 from fledge.data.responses import check_context
 from fledge.data.served import key_headers
 from fledge.features import FeatureStore, conversation_infos
+from fledge.heads.engines import refusals
 from fledge.run.closing import print_closing
 from fledge.run.estimate import asked_prompts, print_estimate
 from fledge.run.folder import Record, Run, file_digest
@@ -117,6 +118,9 @@ def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
     recipe = run.recipe
     _refuse_undecodable(run, pending)
     run.refuse_wrong_heads()
+    if {"prompts", "respond", "train"} & set(pending):
+        for sentence in refusals(run.target.config.architecture):
+            say(f"warning: {sentence}")
     if {"respond", "evaluate"} <= set(pending) and recipe.respond.heldout in (0, 1):
         raise RecipeError(
             f"respond.heldout is {recipe.respond.heldout:g}, but a run needs some answers to train on and some to "
@@ -159,7 +163,7 @@ def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
     decoding = {
         "prompts": recipe.prompts.writes,
         "respond": recipe.respond.server is None,
-        "features": recipe.features.device_map is None,
+        "features": recipe.features.device_map is None and recipe.features.server is None,
         "train": recipe.features.feed != "offline" or recipe.train.init == "target",
         "evaluate": bool(recipe.evaluate.shapes),
         "bench": True,
@@ -169,7 +173,8 @@ def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
         raise RecipeError(
             f"fledge's decoder can't run {run.target.name}, as {', '.join(stages)} would: "
             f"{run.target.config.undecodable}. Take prompts from sources, answers from a server (respond.server) and "
-            "features by features.device_map, set evaluate.shapes=[], and run these stages one by one, without bench"
+            "features by features.device_map or features.server, set evaluate.shapes=[], and run these stages one by "
+            "one, without bench"
         )
 
 

@@ -40,10 +40,12 @@ from fledge.engine import Engine
 from fledge.features import (
     HookExtractor,
     OnlineFeatures,
+    ServedExtractor,
     extract_features,
     extract_features_on_ray,
     features_fingerprint,
 )
+from fledge.features.extract import Extractor
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.closing import REPORT_NAME, write_closing
@@ -123,13 +125,26 @@ def _features(run: Run, progress: Progress) -> Outcome:
             f"features.device_map={spread} spreads one target over this machine's devices, --ray gives every actor one "
             "of its own: leave one of them out"
         )
+    if run.ray is not None and run.recipe.features.server is not None:
+        raise RecipeError(
+            "features.server extracts on its own machine, --ray on the actors': leave one of them out"
+        )
     if run.ray is not None:
+        refused = 0
         data = extract_features_on_ray(run.target, run.recipe.target, *places, run.ray, progress)
     else:
-        extractor = HookExtractor.for_target(run.target, run.recipe.features) if spread else None
+        served = None
+        extractor: Extractor | None = (
+            HookExtractor.for_target(run.target, run.recipe.features) if spread else None
+        )
+        if run.recipe.features.server is not None:
+            extractor = served = ServedExtractor(run.target, run.recipe.features.server)
         data = extract_features(run.target, *places, progress, extractor)
+        refused = served.refused if served else 0
     size = human_bytes(data.size)
-    return Outcome(f"{plural(data.tokens, 'token')}, {size}", {"tokens": data.tokens, "bytes": data.size})
+    left_out = f", {plural(refused, 'conversation')} refused by the server" if refused else ""
+    figures = {"tokens": data.tokens, "bytes": data.size} | ({"refused": refused} if refused else {})
+    return Outcome(f"{plural(data.tokens, 'token')}, {size}{left_out}", figures)
 
 
 def _train(run: Run, progress: Progress) -> Outcome:

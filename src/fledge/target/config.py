@@ -85,6 +85,8 @@ class DecoderConfig:
     out_norms: bool = False  # Gemma 3: what attention and MLP add to the residual is normed first
     o_bias: bool = False  # GPT-OSS: attention's last projection has one
     sinks: bool = False  # GPT-OSS: a logit of each query head takes its part of the softmax
+    mixture: bool = False  # any layer has experts
+    latent_attention: bool = False  # DeepSeek: keys and values are compressed
     # Why fledge's decoder can't run it, if it can't; a head can be trained all the same.
     undecodable: str = ""
     chosen_layers: tuple[int, int, int] | None = None  # None: the default feature layers
@@ -163,6 +165,12 @@ class DecoderConfig:
         def size(name: str) -> int:
             return _integer(raw.get(name), family.config_name(name))
 
+        mixture = any(
+            isinstance(raw.get(name), int) and raw[name] > 1
+            for name in ("num_local_experts", "num_experts", "n_routed_experts")
+        )
+        every_mlp = raw.get("intermediate_size") or not mixture  # Qwen3.5-MoE has experts alone
+
         hidden_size, num_heads = size("hidden_size"), size("num_attention_heads")
         max_positions, num_layers = size("max_position_embeddings"), size("num_hidden_layers")
         theta, scaling = read_rope(raw, max_positions)
@@ -176,7 +184,7 @@ class DecoderConfig:
             architecture=architecture,
             num_layers=num_layers,
             hidden_size=hidden_size,
-            intermediate_size=size("intermediate_size"),
+            intermediate_size=size("intermediate_size" if every_mlp else "moe_intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
             head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
@@ -189,6 +197,8 @@ class DecoderConfig:
             tie_word_embeddings=bool(tied),
             qkv_bias=False,
             qk_norm=False,
+            mixture=mixture,
+            latent_attention=bool(raw.get("kv_lora_rank")),
             undecodable=undecodable,
             window=window,
             windowed_layers=windowed_layers,

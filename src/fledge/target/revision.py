@@ -55,8 +55,8 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
     """All fields. Those that have a default were added later, and count only where they differ from it: so the
     revisions of older targets stay what they were."""
     shape = asdict(config)
-    for name in ("undecodable", "own_positions", "chosen_layers"):
-        shape.pop(name)  # what fledge can't do, doesn't use, or was told
+    for name in ("undecodable", "own_positions", "chosen_layers", "mixture", "latent_attention"):
+        shape.pop(name)  # what fledge can't do, doesn't use, or was told, and what only sizes a new head
     if config.window and not (config.out_norms or config.sinks):  # once the window capped the context
         shape["max_position_embeddings"] = min(config.window, config.max_position_embeddings)
         shape = {name: shape[name] for name in shape if not name.startswith("window")}

@@ -11,10 +11,36 @@ from fledge.base.errors import EngineError, RecipeError
 from fledge.base.plugs import imported
 
 if TYPE_CHECKING:
+    from fledge.draft.config import HeadSizes
     from fledge.train.loss import LossFunction, LossMix
 
 LossName = Literal["kl", "hard", "tv", "lk"]
 _KL: dict[LossName, float] = {"kl": 1.0}
+
+
+class HeadOptions(BaseModel):
+    """Sizes of a new head's one layer. The hidden size is the target's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    intermediate_size: int | None = Field(
+        None, ge=1, description="width of the MLP; null: the target's, six hidden sizes if it has experts"
+    )
+    num_heads: int | None = Field(
+        None,
+        ge=1,
+        description="query heads; null: the target's, hidden size / 128 if its keys are latent (DeepSeek)",
+    )
+    num_kv_heads: int | None = Field(
+        None, ge=1, description="heads of keys and values; null: the target's, 8 if they are latent"
+    )
+
+    @property
+    def sizes(self) -> HeadSizes:
+        """The sizes to make a head with."""
+        from fledge.draft.config import HeadSizes
+
+        return HeadSizes(self.intermediate_size, self.num_heads, self.num_kv_heads)
 
 
 class TrainOptions(BaseModel):
@@ -34,6 +60,7 @@ class TrainOptions(BaseModel):
         None, ge=1, description="response tokens to train on at most, a random choice of them; null: all"
     )
     draft_vocab_size: int = Field(8192, ge=1, description="tokens the head can propose, most frequent first")
+    head: HeadOptions = Field(HeadOptions(), description="sizes of a new head's layer")
     fc_norm: bool = Field(False, description="EAGLE-3.1: a norm on each of the three features")
     norm_output: bool = Field(False, description="EAGLE-3.1: pass on the output after the final norm")
     ttt_steps: int = Field(

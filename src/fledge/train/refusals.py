@@ -13,7 +13,7 @@ from fledge.train.batches import is_trainable
 from fledge.train.curves import refuse_without_wandb
 from fledge.train.evaluation import no_heldout
 from fledge.train.loss import LossMix, loss_gradient_
-from fledge.train.options import TrainOptions
+from fledge.train.options import HeadOptions, TrainOptions
 from fledge.train.start import drawn_conversations
 
 
@@ -29,7 +29,13 @@ def refuse_untrainable(target: Target, options: TrainOptions) -> None:
             f"train.draft_vocab_size={options.draft_vocab_size} can't hold the {len(always)} tokens that end a turn; "
             f"raise it to at least {len(always)}"
         )
+    options.head.sizes.complete(target.config)  # raises if they don't fit together
     if options.init == "target":
+        if options.head != HeadOptions():
+            raise RecipeError(
+                "train.init=target copies the target's last layer, whose sizes train.head can't change: leave "
+                "train.head out, or set train.init to lm_head"
+            )
         target.weights.layers[-1].dense_mlp  # noqa: B018  # raises if there is none to copy
 
 

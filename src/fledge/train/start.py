@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fledge.base.errors import DataError
 from fledge.draft import DraftVocabulary, HeadConfig, HeadMetadata, HeadWeights, count_generated
+from fledge.draft.config import HeadSizes
 from fledge.draft.weights import weight_shapes
 from fledge.features import SampleInfo
 from fledge.heads import Head
@@ -48,7 +49,10 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         if options.init == "target":
             head = Head.from_target(target, vocabulary, **norms)
         else:
-            head = random_head(target, vocabulary, keep_output=options.init == "lm_head", **norms)
+            sizes = options.head.sizes
+            head = random_head(
+                target, vocabulary, keep_output=options.init == "lm_head", sizes=sizes, **norms
+            )
         covered = vocabulary.coverage
     logger.info(
         "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",
@@ -81,12 +85,15 @@ def random_head(
     keep_output: bool = False,
     fc_norm: bool = False,
     norm_output: bool = False,
+    sizes: HeadSizes | None = None,
 ) -> Head:
-    """A head shaped like `Head.from_target`: matrices normal with variance 1 / inputs, norms 1, with a fixed seed.
+    """A head of these sizes: matrices normal with variance 1 / inputs, norms 1, with a fixed seed.
 
     `keep_output` copies the final norm and lm_head from the target.
     """
-    config = HeadConfig.for_target(target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output)
+    config = HeadConfig.for_target(
+        target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output, sizes=sizes or HeadSizes()
+    )
     generator = torch.Generator().manual_seed(0)
     source = target.ends
     copied: dict[str, Tensor] = {}
@@ -106,9 +113,14 @@ def random_head(
 
 def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:
     """Training continues from a head with its own shape; warn of options for a new head that differ."""
-    for key in ("draft_vocab_size", "fc_norm", "norm_output"):
-        requested, actual = getattr(options, key), getattr(head.config, key)
-        if key in options.model_fields_set and requested != actual:
+    requested = {key: getattr(options, key) for key in ("draft_vocab_size", "fc_norm", "norm_output")}
+    requested = {key: value for key, value in requested.items() if key in options.model_fields_set}
+    requested |= options.head.model_dump(
+        include={"intermediate_size", "num_heads", "num_kv_heads"}, exclude_none=True
+    )
+    for key, value in requested.items():
+        actual = getattr(head.config, key)
+        if value != actual:
             logger.warning(
                 "train.%s=%s has no effect: train.init_head is a head with %s", key, requested, actual
             )

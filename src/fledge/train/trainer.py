@@ -36,7 +36,7 @@ from fledge.train.evaluation import measured_batches
 from fledge.train.feed import FeatureSource, Noise, read_ahead, read_batch
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
-from fledge.train.options import TrainOptions
+from fledge.train.options import HeadOptions, TrainOptions
 from fledge.train.parallel import Team
 from fledge.train.refusals import refuse_unusable_loss
 from fledge.train.start import initial_head
@@ -122,16 +122,16 @@ def train_fingerprint(
         files = (join(options.init_head, CONFIG_NAME), *weight_urls(options.init_head))
         started = sha256(b"".join(read_bytes(file) for file in files))
     chosen = target.config.chosen_layers
+    unneeded = {"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"}
+    if options.head == HeadOptions():  # of runs older than the option
+        unneeded.add("head")
     return make_fingerprint(
         {
             "stage": "train",
             "format": FORMAT,
             "target": target.revision,
             **({"feature_layers": chosen} if chosen else {}),
-            "train": options.model_dump(
-                mode="json",
-                exclude={"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"},
-            ),
+            "train": options.model_dump(mode="json", exclude=unneeded),
             "init_head": started,
             "features": sha256(shards.encode()),
         }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass as checked
 
 from fledge.bench.load.metrics import cost_per_million
@@ -16,11 +16,18 @@ from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import Table, clock, human_bytes, human_count, number, times
 from fledge.engine import PLAIN, TreeShape
 from fledge.features import bytes_per_token
+from fledge.heads.engines import refusal
 from fledge.train import TrainOptions
 
+Engine = Literal["fledge", "sglang", "vllm"]
+_TREE = (4, 4, 16)
+_CHAIN = (3, 1, 4)  # what SGLang and vLLM are started with
 _GENERATING = 64  # concurrent requests while the target writes its answers
 _TRAINING_SHARE = 0.5  # relative to other kernels: attention, loss and optimiser are less dense
 _TRAINED = TrainOptions()  # the defaults of a recipe
+_NEWTON_SCHULZ_STEPS = 5  # of Muon, for each matrix and step, by every process
+_STATE_BYTES = 12  # of a checkpoint per weight: master and two moments
+_SAVING = 4.3e-9  # seconds per byte of a checkpoint, while all processes wait; measured on a CPU
 
 
 @checked(frozen=True)
@@ -31,15 +38,19 @@ class PlanOptions:
     tflops: Positive
     devices: Count = 1
     acceptance: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0.75, 0.56, 0.42, 0.32)
-    tree: Annotated[tuple[Count, ...], Field(min_length=3, max_length=3)] = (4, 4, 16)
+    engine: Engine = "fledge"  # which serves the head
+    tree: Annotated[tuple[Count, ...], Field(min_length=3, max_length=3)] | None = None  # None: the engine's
     concurrency: Levels = (1, 2, 4, 8, 16, 32, 64)
     context: Count = 1024
-    weight_bits: Positive = 16.0
+    weight_bits: Positive | None = None  # None: as the checkpoint's config.json says
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
     overhead_us: NotNegative = 5.0
     conversations: Count = 100_000
     tokens_each: Count = 600
     draft_vocab: Count = 32_000
+    features: Literal["transformers", "vllm"] = "transformers"  # what extracts them
+    batch_tokens: Count = _TRAINED.batch_tokens
+    disk_gb_s: Positive = 2.0  # of reading features
     price_per_hour: Positive | None = None
 
     @field_validator("acceptance")
@@ -49,15 +60,30 @@ class PlanOptions:
             raise ValueError("it must fall from depth to depth, from at most 1, as 0.75,0.56,0.42 does")
         return shares
 
+    @field_validator("tree")
+    @classmethod
+    def _chain_for_vllm(cls, tree: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+        if tree is not None and tree[1] > 1 and info.data.get("engine") == "vllm":
+            raise ValueError("vLLM drafts chains alone: give 1 as the second number, as 3,1,4 does")
+        return tree
+
     @property
-    def device(self) -> Device:
+    def shape(self) -> TreeShape:
+        """What is drafted in a round."""
+        return TreeShape(*(self.tree or (_TREE if self.engine == "fledge" else _CHAIN)))
+
+    def bits(self, model: ModelShape) -> float:
+        """Bits of a weight of the target."""
+        return self.weight_bits or model.weight_bits or 16.0
+
+    def device(self, model: ModelShape) -> Device:
         """All devices as one. An exchange between them costs about as much as a launch."""
         reached = self.efficiency * self.devices
         launches = 2 if self.devices > 1 else 1
         return Device(
             bandwidth=self.bandwidth_gb_s * 1e9 * reached,
             flops=self.tflops * 1e12 * reached,
-            weight_bytes=self.weight_bits / 8,
+            weight_bytes=self.bits(model) / 8,
             overhead=self.overhead_us * 1e-6 * launches,
             head_overhead=self.overhead_us * 1e-6,
         )
@@ -93,7 +119,7 @@ class Plan:
 
 def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
     """Predict speed by concurrency, and the cost of data, features and training."""
-    device, shape = options.device, TreeShape(*options.tree)
+    device, shape = options.device(model), options.shape
     head = HeadShape.of(model, options.draft_vocab)
     speeds = [predict_speed(model, head, device, options, shape, level) for level in options.concurrency]
     columns = ["in flight", "plain TPOT ms", "TPOT ms", "speed-up", "plain tokens/s", "tokens/s"]
@@ -107,7 +133,7 @@ def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
         speeds=speeds,
         speed_table=Table(columns, [_speed_cells(row, options) for row in speeds]),
         work_table=Table(("step", "amount", "disk", "time"), _work_rows(model, head, device, options)),
-        notes=_notes(model, options, speeds),
+        notes=[*_notes(model, options, speeds), _training_note(model, head, device, options)],
     )
 
 
@@ -136,41 +162,98 @@ def _work_rows(model: ModelShape, head: HeadShape, device: Device, options: Plan
     tokens = options.conversations * options.tokens_each
     step = forward_seconds(model, device, _GENERATING, 1, options.tokens_each)
     respond = tokens / (_GENERATING / step)
-    prefill = tokens * 2 * model.weights_per_token / device.flops
     stored = tokens * bytes_per_token(model.hidden, "bf16")
-    weights = head.weights + head.fc
-    passes = tokens * _TRAINED.epochs * _TRAINED.ttt_steps
-    training = 6.0 * weights * passes / (device.flops * _TRAINING_SHARE)
-    count = human_count(tokens)
+    training = training_seconds(model, head, device, options)
+    weights, count = head.weights + head.fc, human_count(tokens)
     return [
         ["answers of the target", f"{count} tokens", human_bytes(tokens * 5.0), clock(respond)],
-        ["features, if stored (offline)", f"{count} tokens", human_bytes(stored), clock(prefill)],
+        [
+            f"features, by {options.features}",
+            f"{count} tokens",
+            human_bytes(stored),
+            clock(feature_seconds(model, device, options)),
+        ],
         [
             f"training, {_TRAINED.epochs:g} epochs",
             f"{human_count(weights)} weights",
             human_bytes(weights * 18.0),
-            clock(training),
+            clock(sum(training)),
         ],
     ]
+
+
+def feature_seconds(model: ModelShape, device: Device, options: PlanOptions) -> float:
+    """Of prefills over all tokens. transformers runs the layers of one device after those of another."""
+    at_work = device.flops / (options.devices if options.features == "transformers" else 1)
+    return options.conversations * options.tokens_each * 2 * model.weights_per_token / at_work
+
+
+class TrainingSeconds(NamedTuple):
+    """The parts of training, one after the other."""
+
+    products: float  # forward and backward
+    muon: float
+    reading: float
+    checkpoints: float
+
+
+def training_seconds(
+    model: ModelShape, head: HeadShape, device: Device, options: PlanOptions
+) -> TrainingSeconds:
+    """Training on all devices, each of which orthogonalises all of Muon's matrices."""
+    passes = options.conversations * options.tokens_each * _TRAINED.epochs
+    weights = head.weights + head.fc
+    products = 6.0 * weights * passes * _TRAINED.ttt_steps / (device.flops * _TRAINING_SHARE)
+    steps = passes / options.batch_tokens
+    one_device = device.flops * _TRAINING_SHARE / options.devices
+    muon = steps * sum(map(muon_flops, head.matrices)) / one_device
+    reading = passes * bytes_per_token(model.hidden, "bf16") / (options.disk_gb_s * 1e9)
+    saves = (products + muon + reading) / _TRAINED.checkpoint_seconds
+    return TrainingSeconds(products, muon, reading, saves * weights * _STATE_BYTES * _SAVING)
+
+
+def muon_flops(matrix: tuple[int, int]) -> float:
+    """Of bringing a matrix' singular values near 1: x -> a x + (b y + c y y) x with y = x x^T, on its smaller side."""
+    small, large = sorted(matrix)
+    return _NEWTON_SCHULZ_STEPS * (4.0 * small * small * large + 2.0 * small**3)
 
 
 def _notes(model: ModelShape, options: PlanOptions, speeds: Sequence[SpeedRow]) -> list[str]:
     notes = [
         f"Kernels are taken to reach {options.efficiency:.0%} of bandwidth and FLOP/s; --efficiency changes it. "
-        f"Tau {speeds[0].tau:.2f} follows from --acceptance for the tree {','.join(map(str, options.tree))}."
+        f"Tau {speeds[0].tau:.2f} follows from --acceptance for {_shape_name(options.shape)}."
     ]
-    if model.quantised and options.weight_bits == 16.0:
+    if model.quantised and options.weight_bits is None:
         notes.append(
-            f"config.json says that the weights are quantised ({model.quantised}); 16 bits are taken for each all the "
-            "same: --weight-bits 8 is fp8, --weight-bits 4.25 mxfp4."
+            f"{model.weight_bits:g} bits are taken for each weight, as config.json says ({model.quantised})."
+            if model.weight_bits is not None
+            else f"config.json says that the weights are quantised ({model.quantised}), not how; 16 bits are taken for "
+            "each: --weight-bits changes it."
         )
+    if sentence := refusal(options.engine, model.architecture):
+        notes.append(f"warning: {sentence}.")
     losing = [row.concurrency for row in speeds if row.speedup < 1]
     if losing:
         notes.append(
-            f"With {', '.join(map(str, losing))} in flight this tree loses; the planner would take a smaller or none."
+            f"With {', '.join(map(str, losing))} in flight this loses"
+            + ("; the planner would take a smaller tree or none." if options.engine == "fledge" else ".")
         )
     if model.experts > 1:
         notes.append(
             f"{model.experts} experts, {model.experts_used} a token: a verify reads more of them than a plain step."
         )
     return notes
+
+
+def _training_note(model: ModelShape, head: HeadShape, device: Device, options: PlanOptions) -> str:
+    parts = training_seconds(model, head, device, options)
+    return (
+        f"Training: {clock(parts.products)} of products, {clock(parts.muon)} of Muon, {clock(parts.reading)} of "
+        f"reading ({options.disk_gb_s:g} GB/s), {clock(parts.checkpoints)} of checkpoints; "
+        f"{options.batch_tokens:,} tokens a batch."
+    )
+
+
+def _shape_name(shape: TreeShape) -> str:
+    kind = "chains" if shape.topk == 1 else "the tree"
+    return f"{kind} {shape.depth},{shape.topk},{shape.nodes}"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from fledge.base.errors import TargetError
 from fledge.base.storage import exists, join, read_json
+from fledge.draft.config import HeadSizes, LayerSizes
 from fledge.target.config import as_transformers_reads
 
 
@@ -22,12 +24,9 @@ class ModelShape:
     name: str
     layers: int
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     vocab: int
+    head: LayerSizes  # of the draft head that fledge would train
     attention: int  # weights of one layer's projections
-    mlp: int  # weights of an MLP of `intermediate_size`
     dense: int  # weights of all layers' dense MLPs together
     kv_width: int  # values one layer stores per token
     attention_flops: int  # FLOPs of one row for each token it sees in one layer: scores and weighted sum
@@ -37,7 +36,9 @@ class ModelShape:
     experts_used: int = 1  # per token
     shared: int = 0  # further weights of such a layer used by every token
     windows: tuple[int, ...] = ()  # attention windows of the layers that have one
+    architecture: str = ""
     quantised: str = ""  # method, if given in config.json
+    weight_bits: float | None = 16.0  # as config.json says; None: quantised in a way it doesn't say
 
     @property
     def weights(self) -> int:
@@ -71,14 +72,21 @@ class HeadShape:
 
     weights: int  # layer and lm_head over the draft vocabulary; what a draft step reads
     fc: int  # the projection of the three features, read only by draft-extend
+    matrices: tuple[tuple[int, int], ...] = ()  # of the layer: Muon's
 
     @classmethod
     def of(cls, target: ModelShape, draft_vocab: int = 32_000) -> HeadShape:
-        """The head that fledge would train: the target's widths, and a draft vocabulary of this size."""
-        wide = (target.heads + 2 * target.kv_heads) * target.head_dim
-        attention = wide * 2 * target.hidden + target.heads * target.head_dim * target.hidden
-        vocabulary = min(draft_vocab, target.vocab) * target.hidden
-        return cls(attention + target.mlp + vocabulary, 3 * target.hidden * target.hidden)
+        """The head that fledge would train, with a draft vocabulary of this size."""
+        c, hidden = target.head, target.hidden
+        qkv, out = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.num_heads * c.head_dim
+        matrices = (
+            (qkv, 2 * hidden),
+            (hidden, out),
+            (2 * c.intermediate_size, hidden),
+            (hidden, c.intermediate_size),
+        )
+        fc, vocabulary = (hidden, 3 * hidden), min(draft_vocab, target.vocab) * hidden
+        return cls(sum(map(prod, matrices)) + vocabulary, prod(fc), (fc, *matrices))
 
 
 def read_shape(place: str) -> ModelShape:
@@ -111,8 +119,9 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
     hidden, heads, layers = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
     head_dim = size("head_dim", default=hidden // heads)
     kv_heads = size("num_key_value_heads", default=heads)
-    mlp, wide = size("intermediate_size"), size("intermediate_size_mlp", "intermediate_size")
     experts = size("num_local_experts", "num_experts", "n_routed_experts", default=1)
+    mlp = size("intermediate_size", *(["moe_intermediate_size"] if experts > 1 else []))
+    wide = size("intermediate_size_mlp", default=mlp)
     with_experts = _expert_layers(raw, layers) if experts > 1 else 0
     expert = size("moe_intermediate_size", "intermediate_size")
     # Llama 4 has one shared expert of the routed ones' size.
@@ -133,12 +142,11 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         name=name or "model",
         layers=layers,
         hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
         vocab=size("vocab_size"),
+        head=HeadSizes().complete(
+            _Sizes(hidden, mlp, heads, kv_heads, head_dim, experts > 1, bool(raw.get("kv_lora_rank")))
+        ),
         attention=attention,
-        mlp=3 * hidden * mlp,
         dense=(layers - with_experts) * 3 * hidden * wide,
         kv_width=kv_width,
         attention_flops=2 * seeing,
@@ -148,8 +156,43 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         experts_used=size("num_experts_per_tok", default=1),
         shared=3 * hidden * size("shared_expert_intermediate_size", default=shared),
         windows=_windows(raw, layers),
+        architecture=str((config.get("architectures") or [""])[0]),
         quantised=str(quantised.get("quant_method") or ""),
+        weight_bits=_weight_bits(quantised) if quantised else 16.0,
     )
+
+
+class _Sizes(NamedTuple):
+    """See `fledge.draft.config.AttentionSizes`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mixture: bool
+    latent_attention: bool
+
+
+_SCALE_BITS = 20  # of a group's scale and zero point: 16 and 4
+_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5}  # the last two with their scales
+
+
+def _weight_bits(quantised: Mapping[str, Any]) -> float | None:
+    """Bits of a quantised weight with its share of scales; None if the configuration doesn't say."""
+    method = str(quantised.get("quant_method") or "").lower()
+    algorithm = str(quantised.get("quant_algo") or method).lower()  # ModelOpt's
+    if algorithm in _BITS:
+        return _BITS[algorithm]
+    group, bits = quantised.get("group_size"), quantised.get("bits") or quantised.get("w_bit")
+    for part in (quantised.get("config_groups") or {}).values():  # compressed-tensors
+        weights = (part or {}).get("weights") or {}
+        bits, group = weights.get("num_bits"), weights.get("group_size")
+    if method == "bitsandbytes":
+        bits, group = (4, 64) if quantised.get("load_in_4bit") else (8, None)
+    if not isinstance(bits, int):
+        return None
+    return bits + (_SCALE_BITS / group if isinstance(group, int) and group > 0 else 0.0)
 
 
 def _filled(raw: Mapping[str, Any]) -> Mapping[str, Any]:
