@@ -10,8 +10,8 @@ forms         numbers recognised by their form       labels        numbers by th
 births        dates of birth                         contact       e-mail, telephones, links with keys
 secrets       keys; passwords, spoken_passwords
 keyed         values by the name of their field; fields: names and places; columns: cells by the head of their column
-names         people (runs, rare_names, unusual_names, chats; their words: cues)
-places        towns (place_cues)                     addresses     streets
+names         people (runs; the words around them: cues)
+places        towns                                  addresses     streets
 organizations firms, if requested, and those named after people
 lexicon       names, places, everyday words          word_lists    reads `words/`
 surrogates    invented values: fiction makes names, reserved knows them and what standards set aside

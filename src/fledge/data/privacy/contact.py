@@ -63,17 +63,17 @@ _REGIONS = {
     "es": ("ES", "MX", "CO", "AR"),
     "pt": ("PT", "BR"),
 }
-# anna [at] web [dot] de; anna at web dot de
-_AT = r" ?(?:\(at\)|\[at\]|\{at\}|<at>|\(a\)|\[@\]|\(@\)|\(arroba\)) ?"
-_WORD_DOT = r"(?: ?(?:\(dot\)|\[dot\]|\{dot\}|\(punkt\)|\[punkt\]|\(point\)|\(punto\)|\(ponto\)) ?| (?:dot|punkt|point|punto|ponto) )"
-_DOT = rf"(?:\.|{_WORD_DOT})"
+# anna [at] web [dot] de; anna at web dot com
+_TLD = r"(?:com|org|net|edu|gov|info|eu|io|dev|app|de|at|ch|fr|be|ca|es|mx|pt|br|uk|us|au|nz|ie)"
+_AT = r" ?[(\[{<](?:at|a|@|arroba|arobase)[)\]}>] ?"
+_DOT = r"(?:\.| ?[(\[{](?:dot|punkt|point|punto|ponto)[)\]}] ?| (?:dot|punkt|point|punto|ponto) )"
 _SPOKEN = re.compile(
-    rf"(?<![\w.+-])[\w.+-]{{1,64}}(?:(?:{_WORD_DOT}[\w-]{{1,30}}){{0,3}}{_AT}[\w-]{{2,40}}(?:{_DOT}[\w-]{{2,20}}){{1,3}}"
-    r"|(?: dot [\w-]{1,30}){0,3} (?:at|arroba) [\w-]{2,40}(?: (?:dot|punkt|point|punto|ponto) [\w-]{2,20}){1,3})(?![\w-])",
+    rf"(?<![\w.+-])[\w.+-]{{1,64}}(?:(?:{_DOT}[\w-]{{1,30}}){{0,3}}{_AT}[\w-]{{2,40}}(?:{_DOT}[\w-]{{2,20}}){{1,3}}"
+    rf"|(?: dot [\w-]{{1,30}}){{0,3}} (?:at|arroba|arobase) [\w-]{{2,40}}(?: (?:dot|punkt|point|punto|ponto) [\w-]{{2,20}}){{0,2}} (?:dot|punkt|point|punto|ponto) {_TLD})(?![\w-])",
     re.IGNORECASE,
 )
 _SPOKEN_SIGN = re.compile(
-    r"[(\[{<](?:at?|@|arroba)[)\]}>]|\b(?:at|arroba) [\w-]+ (?:dot|punkt|point|punto|ponto) \w"
+    r"[(\[{<](?:at?|@|arroba|arobase)[)\]}>]|\b(?:at|arroba|arobase) [\w-]+ (?:dot|punkt|point|punto|ponto) \w"
 )
 # Anyone who knows the address can post there.
 _WEBHOOK = re.compile(
@@ -89,7 +89,9 @@ def find_contacts(clues: Clues) -> Iterator[Finding]:
     if "@" in text:
         for match in _EMAIL.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 1.0)
-    if ("at" in clues.words or "arroba" in clues.words or "@" in text) and _SPOKEN_SIGN.search(clues.lower):
+    if (not clues.words.isdisjoint(("at", "arroba", "arobase")) or "@" in text) and _SPOKEN_SIGN.search(
+        clues.lower
+    ):
         for match in _SPOKEN.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 0.9)
     if "://" in text:

@@ -56,6 +56,9 @@ DEFAULT = tuple(entity for entity in ALL if entity != ORGANIZATION)  # organisat
 PATTERNED = (*IDENTIFIERS, *SECRETS)  # found by their form rather than by lists of names
 
 
+WEAK = 0.3  # the score of a name or town that counts only beside other personal data of the conversation
+
+
 class Finding(NamedTuple):
     """A piece of personal data: text[start:end]. Findings of one text don't overlap."""
 

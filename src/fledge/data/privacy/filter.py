@@ -21,6 +21,7 @@ from functools import partial
 from fledge.base.errors import DataError
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.cues import MINE
 from fledge.data.privacy.entities import Finding, without_overlaps
 from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.options import Policy, PrivacyOptions
@@ -94,7 +95,7 @@ class PrivacyFilter:
 
     def scan_turns(self, turns: Sequence[str]) -> list[list[Finding]]:
         """The findings of each turn of a conversation; a value found in one turn is found in all of them."""
-        by_turn = [self._scan_long(turn) for turn in turns]
+        by_turn = self._in_company(turns, [self._scan_long(turn) for turn in turns])
         for value, (entity, score) in self._values(turns, by_turn).items():
             for turn, findings in zip(turns, by_turn, strict=True):
                 findings += [Finding(start, end, entity, score) for start, end in _places_of(value, turn)]
@@ -116,6 +117,24 @@ class PrivacyFilter:
         if any(self.scan_turns(treated)):
             return Treated(None, counts, "second_pass")
         return Treated(treated, counts)
+
+    def _in_company(self, turns: Sequence[str], by_turn: list[list[Finding]]) -> list[list[Finding]]:
+        """The findings that count: names and towns without a cue only beside other personal data.
+
+        "Benny saw a shark" and "the weather in Lima" stay as they are, in a letter with somebody's address they don't.
+        """
+        company = any(f.score > e.WEAK for findings in by_turn for f in findings)
+        if not company and any(by_turn):
+            company = any(MINE.search(turn.lower()) for turn in turns)
+        score = max(0.6, self.options.threshold)
+        return [
+            [
+                f if f.score > e.WEAK else f._replace(score=score)
+                for f in findings
+                if company or f.score > e.WEAK
+            ]
+            for findings in by_turn
+        ]
 
     def _scan_long(self, text: str) -> list[Finding]:
         if len(text) <= _LONGEST:
@@ -145,7 +164,7 @@ class PrivacyFilter:
         return [f._replace(start=spread[f.start][1][0], end=spread[f.end - 1][1][1]) for f in kept]
 
     def _counts(self, value: str, finding: Finding) -> bool:
-        if finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
+        if e.WEAK < finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
             return False
         return not is_reserved(finding.entity, value)
 
