@@ -12,8 +12,10 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.labels import belongs_to_other, counts
 
+_SIGN = r"(?:@|%40|&#0?64;|&#x40;|&commat;| @ )"  # as it is, in URLs, in HTML, with blanks
+_SIGNS = ("@", "%40", "&#064;", "&#64;", "&#x40;", "&commat;")
 _EMAIL = re.compile(
-    r"(?<![\w.+%-])[\w.!#$%'*+^~-]{0,63}[\w+-]@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"
+    rf"(?<![\w.+%-])[\w.!#$%'*+^~-]{{0,63}}[\w+-]{_SIGN}(?:[^\W_](?:[\w-]{{0,61}}[^\W_])?\.)+[^\W\d_]{{2,24}}(?![\w-])"
 )
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"'`]+", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@:\s]*:[^/@\s]+@", re.IGNORECASE)
@@ -33,7 +35,7 @@ _TRUSTED = re.compile(
     r"|00[1-9]\d{0,2}[ .-](?:\(?\d{1,4}\)?[ ./-]?){2,5}\d{2,4}"  # 0049 30 1234567, 001-555-123-4567
     r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])\d{3}[.-]\d{4}"  # (555) 123-4567, 555.123.4567
     r"|1-8\d\d-\d{3}-\d{4}|[2-9]\d{2} [2-9]\d{2}-\d{4}"
-    r"|0[1-9](?:[ .-]\d{2}){4}"  # 01 23 45 67 89
+    r"|0[1-9](?:[ .-]\d{2}){4}|0[67][ -]?[1-9]\d{7}"  # 01 23 45 67 89, 06-12345678
     r"|0\d{2} \d{4} \d{4}|0\d{3} \d{3} \d{4}|0\d{4} \d{6}|0\d{4} \d{3} ?\d{3}"  # Great Britain
     r"|0\d{2,4} ?[/-] ?\d{3,8}(?:[ -]?\d{1,4}){0,3}"  # 030/1234567, 0171-1234567
     r"|0\d{2,4} \d{5,8}|0\d{2,4} \d{3,4} \d{2,4}(?: \d{2,4})?"  # 0171 1234567
@@ -86,7 +88,7 @@ _DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 def find_contacts(clues: Clues) -> Iterator[Finding]:
     """E-mail addresses, telephone numbers, URLs with credentials."""
     text = clues.text
-    if "@" in text:
+    if any(sign in text for sign in _SIGNS):
         for match in _EMAIL.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 1.0)
     if (not clues.words.isdisjoint(("at", "arroba", "arobase")) or "@" in text) and _SPOKEN_SIGN.search(

@@ -55,9 +55,7 @@ _PEOPLE = rf"(?:{_P['relations']}|{_P['trades']})(?:e?s|e?n|innen)?"
 _THE = r"(?:the|der|die|den|dem|einen?|einer|an?|le|la|el|o|a|ao|à|un[ea]?|um|uma)"
 MINE = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_PEOPLE})(?![^\W_])")
 # "Javier Salazar did not answer my letter", "April told me"
-TO_ME = re.compile(
-    r"(?:['’]s)?(?: [\w'’]+){1,4} (?:me|my|us|our|mir|mich|mein\w*|uns|moi|mon|ma|mi|nos|meu|minha)(?!\w)"
-)
+TO_ME = re.compile(r"(?:['’]s)?(?: [\w'’]+){1,4} (?:me|my|mir|mich|mein\w*|moi|mon|ma|mi|meu|minha)(?!\w)")
 SOMEONE = re.compile(rf"{_BEGIN}(?:{_PEOPLE})(?![^\W_])")
 RELATED = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_P['relations']}),?\s+$")
 ROLE = re.compile(
