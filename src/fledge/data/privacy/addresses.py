@@ -43,6 +43,7 @@ _PATTERNS = tuple(
     for needs, pattern, sure in (
         (_P["english"], rf"(?<![\w.,$€£-])\d{{1,6}}(?:[A-Za-z]|[/-]\d{{1,4}})?,? (?:[NSEW]{{1,2}}\.? )?(?:{_NAME}|\d{{1,3}}(?:st|nd|rd|th)) (?i:{_P['english']})(?![\w'’])\.?(?: [NSEW]{{1,2}}(?!\w))?{_FLAT_EN}{_TAIL_EN}", True),
         ("", rf"(?<![\w.,$€£-])\d{{1,6}}[A-Za-z]?,? {_CAP}(?: {_CAP}){{0,3}}\.?{_FLAT_EN}{_TAIL_EN[:-1]}", False),
+        ("apt|suite|unit|flat", rf"(?<![\w.,$€£-])(?:\d{{1,6}} )?{_CAP}(?: {_CAP}){{0,3}}(?: \d{{1,4}})?,?\s(?P<tail>(?:Apt|Suite|Unit|Flat)\.? \d{{1,4}}\w?)(?!\w)", False),
         ("unit|flat|apartment|suite|studio|shop|level", rf"(?<!\w)(?:Unit|Flat|Apartment|Suite|Studio|Shop|Level) \d{{1,4}}\w?(?:,? |/)(?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,4}}\.?{_TAIL_EN}", False),
         ("h|house|plot|door|flat|shop", rf"(?<!\w)(?:H\.? ?No|House No|Plot No|Door No|Flat No|Shop No)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_CAP}(?: {_CAP}){{0,3}}{_TAIL_EN}", True),
         ("p|psc|unit|usn\w*|usc\w*|postfach|boîte|apartado|apdo|caixa|casilla", rf"(?<!\w)(?:P\.? ?O\.? Box|(?i:{_P['boxes']})|(?:PSC|Unit) \d{{3,5}},? Box)(?: n\.? ?[º°]| Nr\.| no\.)? \d{{1,6}}(?: \d{{2,3}}){{0,2}}(?!\d){_TAIL}", True),
@@ -51,6 +52,7 @@ _PATTERNS = tuple(
         (_P["before german"], rf"(?<!\w)(?i:{_P['before german']}) (?:{_CAP} ?){{1,2}}(?<= )\d{{1,3}}(?: ?[a-h])?(?![\w%€°]|[.,:]\d| [{UPPER}]| uhr){_TAIL}", False),
         (_P["french"], rf"(?<![\w.,])(?:{_NUMBER},? (?i:{_P['french']}) ?{_PART}{_HOUSE}?|(?i:{_P['french']}) ?{_PART}{_HOUSE}){_TAIL}", True),
         (f"{_P['french']}|{_P['weak french']}", rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:{_P['french']}|{_P['weak french']}) ?{_PART}{_HOUSE}?{_TAIL}", False),
+        ("address|lives|adresse|anschrift|dirección|endereço|domicil\w+", rf"(?<!\w)(?i:address|lives at|adresse|anschrift|dirección|endereço|domicil\w+)(?: is| ist| est| es| é)?[:,]?\s+(?P<value>(?:\d{{1,6}} )?(?=[{UPPER}]\w*[a-zß-ÿ]){_CAP}(?: {_CAP}){{0,3}} \d{{1,4}})(?!\w|[-.,/]\d)", True),
         (_P["iberian"], rf"(?<!\w)(?i:{_P['iberian']}) ?(?:\d{{1,2}} de )?{_PART}{_HOUSE}{_DOOR}{{0,2}}{_TAIL}", True),
         (f"{_P['iberian']}|{_P['weak iberian']}", rf"(?<!\w)(?i:{_P['iberian']}|{_P['weak iberian']}) ?(?:\d{{1,2}} de )?{_PART}{_HOUSE}?{_DOOR}{{0,2}}{_TAIL}", False),
         ("calle|carrera|cl|cra?|kr|avenida|av|transversal|diagonal", rf"(?<!\w)(?i:calle|carrera|cl|cra?|kr|avenida|av|transversal|tv|diagonal|dg)\.? \d{{1,3}}\w?(?: (?i:bis|sur|norte|este|oeste))? (?:#|[nN]o?\.?[°º]?\.?) ?\d{{1,3}}\w? ?[-–] ?\d{{1,3}}(?: (?i:sur|norte|este|oeste))?(?!\w){_TAIL}", True),
@@ -67,7 +69,10 @@ _LOWERS = tuple(map(re.compile, _LOWER))
 _SENT = re.compile(
     rf"(?<![^\W_])(?:{_P['before']})(?: [\w'’-]+){{0,4}}[ :,.]{{0,3}}\n? ?(?:n[oa]s? |[aà] |en )?$"
 )
-_TOWN_AFTER = re.compile(rf",\s({_CAP}(?:[ -]{_CAP}){{0,2}})")
+# What may follow: ", Town", ", TX 75001", and in lines of their own.
+_MORE = re.compile(
+    rf"(?:,\s?|[ ,]*\n\s*|(?<=[A-Z]) )(?P<part>{_TOWN}|[A-Z]{{2}}|\d{{4,6}}(?:-\d{{3,4}})?)(?!\w|[.,]\d)"
+)
 
 
 def find_street_addresses(clues: Clues) -> Iterator[Finding]:
@@ -82,20 +87,19 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
         return
     for needs, pattern, sure in _PATTERNS:
         for match in pattern.finditer(clues.text) if needs is None or needs.search(clues.lower) else ():
-            if not any(character.isdigit() for character in match[0]):
+            value, groups = match[0].lower(), match.groupdict()
+            if not any(map(str.isdigit, value)):
                 continue
-            groups = match.groupdict()
-            sure_ = sure and (groups.get("street") or "").rpartition(" ")[2].lower() not in lexicon().common
-            known = sure_ or groups.get("tail") is not None or _sent_to(clues, match.start())
-            if known or NOT_NAMES.isdisjoint(
-                match[0].lower().split()
-            ):  # Parkplatz 3, Ring 2; but not: Am Montag 12
-                yield Finding(
-                    match.start(),
-                    _town_after(clues, match.end()),
-                    e.STREET_ADDRESS,
-                    (0.91 if sure else 0.9) if known else e.WEAK,
-                )
+            word = (groups.get("street") or "").rpartition(" ")[2].lower()  # Parkplatz 3, Ring 2
+            known = (
+                (sure and word not in lexicon().common)
+                or groups.get("tail")
+                or _sent_to(clues, match.start())
+            )
+            if known or NOT_NAMES.isdisjoint(value.split()):  # Am Montag 12
+                start, end = match.span("value" if "value" in groups else 0)
+                score = (0.91 if sure else 0.9) if known else e.WEAK
+                yield Finding(start, _town_after(clues, end), e.STREET_ADDRESS, score)
 
 
 def _sent_to(clues: Clues, start: int) -> bool:
@@ -104,8 +108,19 @@ def _sent_to(clues: Clues, start: int) -> bool:
 
 
 def _town_after(clues: Clues, end: int) -> int:
-    """The end of the town that follows a street after a comma, or the end of the street."""
-    town = _TOWN_AFTER.match(clues.text, end)
-    while town and not lexicon().is_city(clues.lower[town.start(1) : town.end(1)]):
-        town = _TOWN_AFTER.match(clues.text[: town.end(1)].rpartition(" ")[0], end)
-    return town.end(1) if town else end
+    """The end of the town, state, country and code that follow a street, or the end of the street."""
+    lists = lexicon()
+    while more := _MORE.match(clues.text, end):
+        part, stop = more["part"], more.end()
+        while part and not (
+            part[0].isdigit()
+            or part in lists.state_codes
+            or part.lower() in lists.regions
+            or lists.is_city(part.lower())
+        ):
+            part = part.rpartition(" ")[0]
+            stop = more.start("part") + len(part)
+        if not part:
+            break
+        end = stop
+    return end

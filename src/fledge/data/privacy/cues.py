@@ -53,7 +53,7 @@ PRESENTED = re.compile(rf"(?<![\w'’])(?:{_PRESENTED})\s+$")
 _MINE = r"(?:my|our|mein(?:e[rnm]?)?|unser(?:e[rnm]?)?|mon|ma|mes|notre|nos|mis?|nuestr[oa]s?|meus?|minhas?|noss[oa]s?)"
 _PEOPLE = rf"(?:{_P['relations']}|{_P['trades']})(?:e?s|e?n|innen)?"
 _THE = r"(?:the|der|die|den|dem|einen?|einer|an?|le|la|el|o|a|ao|à|un[ea]?|um|uma)"
-MINE = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_PEOPLE})(?![^\W_])")
+MINE = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_P['relations']}|{_P['trades']})(?![^\W_])")
 # "Javier Salazar did not answer my letter", "April told me"
 TO_ME = re.compile(r"(?:['’]s)?(?: [\w'’]+){1,4} (?:me|my|mir|mich|mein\w*|moi|mon|ma|mi|meu|minha)(?!\w)")
 SOMEONE = re.compile(rf"{_BEGIN}(?:{_PEOPLE})(?![^\W_])")

@@ -38,7 +38,7 @@ _HOME = {
 }
 _LIVES = re.compile(rf"(?<![^\W_])(?:{'|'.join(_HOME.values())}) (?:the )?$")
 _LOWER = re.compile(
-    rf"(?<![^\W_])(?i:{'|'.join(_HOME.values())}) (?P<town>[a-zà-öø-ÿ]{{3,20}}(?:[ '’-][a-zà-öø-ÿ]{{1,20}}){{0,3}})"
+    rf"(?<![^\W_])(?:{'|'.join(_HOME.values())}) (?P<town>[a-zà-öø-ÿ]{{3,20}}(?:[ '’-][a-zà-öø-ÿ]{{1,20}}){{0,3}})"
 )
 _PAIR = re.compile(r" (?:to|and|nach|und|à|et|a|y|para|e) ")  # from X to Y
 _FIELD = re.compile(
@@ -48,9 +48,8 @@ _FIELD = re.compile(
 PREFIX = read_sections("place_cues")["prefix"]  # what names of towns begin with
 _ON_A_RIVER = re.compile(r" (?:am|an der|im) ([^\W\d_]+)")  # Freiburg im Breisgau
 _NO_TOWN_BEFORE = frozenset(("inc", "ltd", "gmbh", "group", "llc", "saint-germain", "agreement", "club"))
-_STATE_AND_ZIP = re.compile(
-    rf"(?P<town>{_TOWN}),? (?P<state>[A-Z]{{2}}|{_WORD}(?: {_WORD})?),? (?P<zip>\d{{5}}(?:-\d{{4}})?)(?!\w)"
-)
+_ZIP = re.compile(r"(?<=[ ,])\d{5}(?:-\d{4})?(?!\w)")
+_BEFORE_ZIP = re.compile(rf"(?<!\w){_TOWN},? (?P<state>[A-Z]{{2}}|{_WORD}(?: {_WORD})?),? $")
 _STATE = re.compile(rf",\s(?P<state>[A-Z]{{2}}(?!\w)|{_WORD}(?: {_WORD}){{0,2}})")
 _POSTCODE_UK = re.compile(r"(?<![\w-])[A-PR-UWYZ][A-HK-Y]?\d[\dA-HJKPSTUW]? \d[ABD-HJLNP-UW-Z]{2}(?!\w)")
 _POSTCODE_CA = re.compile(r"(?<![\w-])[ABCEGHJ-NPRSTVXY]\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d(?!\w)")
@@ -68,8 +67,10 @@ _TOWN_AFTER_CODE = re.compile(
 
 def find_places(clues: Clues) -> Iterator[Finding]:
     """Towns and postal codes; cities without any of it beside them are WEAK."""
-    for match in _LOWER.finditer(clues.text):
+    for match in _LOWER.finditer(clues.lower):
         start = match.start("town")
+        if clues.text[start].isupper():
+            continue
         end = _longest_city(clues, start, match.end())
         if end is not None and not is_fictional_word(match["town"].split()[0]):
             name = clues.text[start:end]
@@ -78,8 +79,8 @@ def find_places(clues: Clues) -> Iterator[Finding]:
                 yield Finding(start, end, e.LOCATION, 0.65)
     if clues.capitals:
         yield from _towns(clues)
-        if clues.digits:
-            yield from _postcodes(clues)
+    if clues.digits:
+        yield from _postcodes(clues)
 
 
 def _towns(clues: Clues) -> Iterator[Finding]:
@@ -150,9 +151,10 @@ def _postcodes(clues: Clues) -> Iterator[Finding]:
             yield Finding(match.start(), match.end(), e.LOCATION, 0.7)
     for match in _POSTCODE_LABEL.finditer(clues.text):
         yield Finding(*match.span("code"), e.LOCATION, 0.75)
-    for match in _STATE_AND_ZIP.finditer(clues.text):
-        if match["state"] in lists.state_codes or match["state"].lower() in lists.regions:
-            yield Finding(match.start(), match.end(), e.LOCATION, 0.85)
+    for code in _ZIP.finditer(clues.text):
+        match = _BEFORE_ZIP.search(clues.text, max(0, code.start() - 60), code.start())
+        if match and (match["state"] in lists.state_codes or match["state"].lower() in lists.regions):
+            yield Finding(match.start(), code.end(), e.LOCATION, 0.85)
     for match in _TOWN_AFTER_CODE.finditer(clues.text):
         end = _longest_city(clues, *match.span("town"))
         if end is None and match["sure"]:
