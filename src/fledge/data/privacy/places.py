@@ -152,9 +152,9 @@ def _postcodes(clues: Clues) -> Iterator[Finding]:
     for match in _POSTCODE_LABEL.finditer(clues.text):
         yield Finding(*match.span("code"), e.LOCATION, 0.75)
     for code in _ZIP.finditer(clues.text):
-        match = _BEFORE_ZIP.search(clues.text, max(0, code.start() - 60), code.start())
-        if match and (match["state"] in lists.state_codes or match["state"].lower() in lists.regions):
-            yield Finding(match.start(), code.end(), e.LOCATION, 0.85)
+        town = _BEFORE_ZIP.search(clues.text, max(0, code.start() - 60), code.start())
+        if town and (town["state"] in lists.state_codes or town["state"].lower() in lists.regions):
+            yield Finding(town.start(), code.end(), e.LOCATION, 0.85)
     for match in _TOWN_AFTER_CODE.finditer(clues.text):
         end = _longest_city(clues, *match.span("town"))
         if end is None and match["sure"]:
