@@ -17,6 +17,7 @@ import typer
 from fledge import __version__
 from fledge.base.errors import EngineError, FledgeError
 from fledge.commands.bench import DeviceOption, TargetOption, bench_app, plan, tune
+from fledge.commands.bench_privacy import bench_privacy
 from fledge.commands.serving import TemplateKwargs, deploy_app, doctor, export, import_, serve
 
 if TYPE_CHECKING:
@@ -195,6 +196,7 @@ def ablate(
 
 
 app.add_typer(bench_app, name="bench", rich_help_panel=STAGES)
+bench_app.command("privacy")(bench_privacy)
 app.command(rich_help_panel=JUDGE)(plan)
 app.command(rich_help_panel=JUDGE)(tune)
 

@@ -65,6 +65,14 @@ PEOPLE = {
         "mi hermana «lucía» no contesta",
         "minha irmã «letícia» vai casar",
     ],
+    "somebody's": [
+        "«Nguyen Van An» and «Tran Thi Mai» are my colleagues.",
+        "«Kim Minjun» is in my class.",
+        "«Wang Fang» is our accountant.",
+        "My teachers are «Priya Raghavan» and «Kofi Mensah».",
+        "«Chen Jie» and «Liu Yang» work with my brother.",
+        "«Javier Salazar» did not answer my letter.",
+    ],
     "verb": [
         "Could you ask «Domhnall» about the invoice?",
         "Yesterday I met «Saoirse Brannigan» at the station.",
@@ -224,6 +232,7 @@ MIXED = [
     "Contato: «Raimundo Nonato Cordeiro», filial de «Sorocaba».",
 ]  # names and towns in one text
 CLEAN = [
+    "I love Taylor Swift and my friends do too.",
     "Paris is the capital of France and Rome that of Italy.",
     "Romeo loves Juliet, and Hamlet hesitates.",
     "Write a haiku about May and April showers.",

@@ -51,6 +51,7 @@ _COMPACT = re.compile(
 _SIGNATURE = re.compile(
     r"(?m)(?:^|[|,;] ?)(?:[TFMP]|Tel|Mob|Ph|Fax)[.:]? {1,2}(?P<number>\+?\(?\d[\d ()./-]{6,20}\d)(?!\w)"
 )
+_ENCODED = re.compile(r"%2B[1-9]\d{7,14}(?!\d)", re.IGNORECASE)  # ?tel=%2B49301234567
 _INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
     r"\+(?<=[,:;=|\"']\+)[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
 )
@@ -118,6 +119,8 @@ def _phones(clues: Clues) -> Iterator[Finding]:
     for match in _SIGNATURE.finditer(text):
         if 9 <= sum(c.isdigit() for c in match["number"]) <= 15:
             yield Finding(*match.span("number"), e.PHONE_NUMBER, 0.8)
+    for match in _ENCODED.finditer(text):
+        yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     for match in _INTERNATIONAL.finditer(text):
         if 8 <= sum(c.isdigit() for c in match[0]) <= 15:
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)

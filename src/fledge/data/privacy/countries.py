@@ -27,6 +27,11 @@ _RECOGNIZERS = {
     e.VEHICLE_ID: "InVehicleRegistration DeKfz UkVehicleRegistration TrLicensePlate ZaLicensePlate NgVehicleRegistration",
     e.PHONE_NUMBER: "ZaMobileNumber ZaTelephoneNumber",
 }
+_ALSO = {  # words that Presidio lacks
+    "TrNationalId": ["kimlik"],
+    "ZaIdNumber": ["sa id", "rsa id"],
+    "UkVehicleRegistration": ["plate", "plates"],
+}
 _BEFORE, _AFTER = 50, 20  # characters around a number in which its word is searched for
 _VAGUE = frozenset(
     [
@@ -76,7 +81,7 @@ def _by_word() -> dict[str, list[tuple[Any, str, re.Pattern[str]]]]:
             recognizer = getattr(predefined_recognizers, f"{name}Recognizer")()
             phrases = [
                 phrase.lower()
-                for phrase in recognizer.context
+                for phrase in [*recognizer.context, *_ALSO.get(name, ())]
                 if phrase.lower() not in _VAGUE and len(phrase) > 2
             ]
             near = re.compile(rf"(?<![^\W_])(?:{'|'.join(map(re.escape, phrases))})(?![^\W_])")

@@ -55,12 +55,14 @@ _PEOPLE = rf"(?:{_P['relations']}|{_P['trades']})(?:e?s|e?n|innen)?"
 _THE = r"(?:the|der|die|den|dem|einen?|einer|an?|le|la|el|o|a|ao|à|un[ea]?|um|uma)"
 MINE = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_P['relations']}|{_P['trades']})(?![^\W_])")
 # "Javier Salazar did not answer my letter", "April told me"
-TO_ME = re.compile(r"(?:['’]s)?(?: [\w'’]+){1,4} (?:me|my|mir|mich|mein\w*|moi|mon|ma|mi|meu|minha)(?!\w)")
+TO_ME = re.compile(
+    r"(?:['’]s)?(?! (?:and|und|et|y|e|or|oder|with)\b)(?: [\w'’]+){1,4} (?:me|my|mir|mich|mein\w*|moi|mon|ma|mi|meu|minha)(?!\w)"
+)
 SOMEONE = re.compile(rf"{_BEGIN}(?:{_PEOPLE})(?![^\W_])")
 RELATED = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_P['relations']}),?\s+$")
 ROLE = re.compile(
     rf"{_BEGIN}(?:{_MINE} (?:[\w-]+ ){{0,2}}(?:{_PEOPLE})|{_THE} (?:{_P['trades']})|landlord|landlady)"
-    rf"(?: called| named| namens)?,?(?: is| ist| est| es| é)?\s+$"
+    rf"(?: called| named| namens)?,?(?: is| are| ist| sind| est| sont| es| son| é| são)?\s+$"
 )
 _I = r"(?:i|we|i['’]ve|i['’]m|ich|wir|j['’]|j['’]ai|je|nous|yo|eu|me|nos|let['’]s)"
 ASK = re.compile(rf"{_BEGIN}(?:{_P['asking']})(?: o| a| ao)?\s$")
@@ -70,7 +72,7 @@ MET = re.compile(rf"{_BEGIN}{_I}(?![^\W_]) ?(?:[^\W\d_']+ ){{0,4}}(?:{_P['meetin
 _NAME = rf"[{UPPER}][^\W\d_]+(?:[ '’-][{UPPER}]?[^\W\d_]+){{0,3}}"
 ARE_MINE = re.compile(
     rf"(?P<names>[{UPPER}][^\W\d_]+(?:(?:, | and | und | et | y | e |[ '’-])[{UPPER}][^\W\d_]+){{0,9}}),?"
-    rf" (?:[^\W\d_']+ ){{1,4}}?{_MINE} (?:[\w-]+ ){{0,2}}?(?:{_PEOPLE}|{_P['groups']})(?![^\W_])"
+    rf" (?!(?:and|und|et|y|e|or|oder|with)\b)(?:[a-zà-öø-ÿ]+ ){{1,4}}?{_MINE} (?:[\w-]+ ){{0,2}}?(?:{_PEOPLE}|{_P['groups']})(?![^\W_])"
 )
 
 _GIVEN = r"[^\W\d_]{3,20}(?:-[^\W\d_]{2,20})?"

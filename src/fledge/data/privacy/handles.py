@@ -18,7 +18,7 @@ _NAMED = (
     r"|pseudo|identifiant|(?:nombre de )?usuario|(?:nome de )?(?:usuário|utilizador)|用户名|ユーザー名|아이디"
 )
 _LABELLED = re.compile(
-    rf"(?<![a-z0-9_])(?:{_NAMED}|{_SITES})[\"']?\]?(?:\s?[:=]|\s(?:is|ist|est|es|é|handle|name)|(?=\s@))\s?[\"']?(?P<value>@?[a-z][a-z0-9._-]{{2,29}})(?![\w@(\[/]|\.\w)"
+    rf"(?<![a-z0-9_])(?:{_NAMED}|{_SITES})[\"']?\]?(?:\s?[:=]|\s(?:is|ist|est|es|é|handle|name)|(?=\s@))\s?[\"']?(?P<value>@?[a-z][a-z0-9._-]{{2,29}}(?:#\d{{4}})?)(?![\w@(\[/]|\.\w)"
 )
 _HANDLE = re.compile(r"(?<![\w@./])@(?=[a-z._]*[\d_])[a-z][\w.]{2,29}(?![\w@(/])")
 _SOCIAL = re.compile(
