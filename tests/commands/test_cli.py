@@ -35,7 +35,7 @@ COMMANDS = {
     "compare",
     "ablate",
 }
-GROUPS = {"bench": {"engine", "server", "peers", "ratios"}, "deploy": {"vertex"}}
+GROUPS = {"bench": {"engine", "server", "peers", "privacy", "ratios"}, "deploy": {"vertex"}}
 COMMANDS |= {"export", "import", "doctor", "template", "card"}
 
 

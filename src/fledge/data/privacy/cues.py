@@ -69,7 +69,6 @@ ASK = re.compile(rf"{_BEGIN}(?:{_P['asking']})(?: o| a| ao)?\s$")
 DEED = re.compile(rf"{_BEGIN}(?:{_P['deeds']})\s$")
 MET = re.compile(rf"{_BEGIN}{_I}(?![^\W_]) ?(?:[^\W\d_']+ ){{0,4}}(?:{_P['meeting']})\s$")
 # "Zhang Wei and Li Xiuying are my students": the run of names that is somebody's.
-_NAME = rf"[{UPPER}][^\W\d_]+(?:[ '’-][{UPPER}]?[^\W\d_]+){{0,3}}"
 ARE_MINE = re.compile(
     rf"(?P<names>[{UPPER}][^\W\d_]+(?:(?:, | and | und | et | y | e |[ '’-])[{UPPER}][^\W\d_]+){{0,9}}),?"
     rf" (?!(?:and|und|et|y|e|or|oder|with)\b)(?:[a-zà-öø-ÿ]+ ){{1,4}}?{_MINE} (?:[\w-]+ ){{0,2}}?(?:{_PEOPLE}|{_P['groups']})(?![^\W_])"
