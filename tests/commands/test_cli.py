@@ -36,7 +36,7 @@ COMMANDS = {
     "compare",
     "ablate",
 }
-GROUPS = {"bench": {"engine", "server", "peers", "ratios"}, "deploy": {"vertex"}}
+GROUPS = {"bench": {"engine", "server", "peers", "privacy", "ratios"}, "deploy": {"vertex"}}
 COMMANDS |= {"export", "import", "doctor", "template", "card"}
 
 
@@ -106,7 +106,7 @@ def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> Non
 def test_a_misspelt_benchmark_is_not_taken_for_a_recipe(fledge: Fledge) -> None:
     line = fledge.error("bench", "sever", "--server", "a=http://localhost:1")
     assert "no command 'sever', nor is it a recipe; did you mean server?" in line
-    assert "use one of engine, peers, ratios, server" in fledge.error("bench", "privacy")
+    assert "use one of engine, peers, privacy, ratios, server" in fledge.error("bench", "everything")
 
 
 def test_a_stores_client_logs_its_failures_on_demand_only(fledge: Fledge, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ both = pytest.mark.parametrize("make", [make_fourth_corpus, make_fifth_corpus])
 @pytest.mark.parametrize("half", ["develop", "report"])
 def test_every_entity_is_planted_in_each_half(make: Make, half: Half) -> None:
     records = list(make(285, half, seed=2))
-    assert {span.entity for record in records for span in record.spans} == set(e.DEFAULT)
+    later = {e.VEHICLE_ID, e.USERNAME}  # added after the corpora were written
+    assert {span.entity for record in records for span in record.spans} == set(e.DEFAULT) - later
     assert {record.language for record in records} == set(LOCALES)
     plain = sum(not record.spans for record in records)
     assert 0.2 < plain / len(records) < 0.3

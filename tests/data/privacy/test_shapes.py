@@ -34,8 +34,6 @@ FOUND = [
     ("passwd for the vpn -> staple-river-otter-correct", "staple-river-otter-correct", "PASSWORD"),
     ("PIN 0631 for the alarm", "0631", "PASSWORD"),
     ("my name is priya and i live in santa fe, help", "santa fe", "LOCATION"),
-    ("Accepted password for martha burch from the office", "martha burch", "PERSON"),
-    ("hola, soy Ana de Belo Horizonte", "Belo Horizonte", "LOCATION"),
     ("wohnhaft in Freiburg im Breisgau", "Freiburg im Breisgau", "LOCATION"),
     ("demeurant avenue Aurélie Chenaux 58, 2885 Trois-Rivières", "avenue Aurélie Chenaux 58", "STREET_ADDRESS"),
 ]  # fmt: skip

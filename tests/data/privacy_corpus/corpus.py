@@ -103,6 +103,11 @@ def make_fifth_corpus(records: int, half: Half = "all", seed: int = 0) -> Iterat
     return _pasted(FifthValues, records, half, seed)
 
 
+def negatives() -> dict[str, list[str]]:
+    """Prompts of each language that hold nobody's data: maths, code, news, fiction, products."""
+    return {language: _lines("negatives", language, "all") for language in LOCALES}
+
+
 def _pasted(source: type[FourthValues], records: int, half: Half, seed: int) -> Iterator[Labelled]:
     """What people paste into a chat, from the templates and lists of the source's folder."""
     rng, fakers = random.Random(seed), source.make_fakers(seed)

@@ -279,5 +279,5 @@ THIRD_VALUES: dict[str, tuple[str | None, Draw]] = {
     "sha": (None, lambda v: random_text(v.rng, v.rng.choice((7, 12, 40, 64)), HEX)),
     "uuid": (None, lambda v: str(v.faker.uuid4())),
     "doi": (None, lambda v: shape(v.rng, v.rng.choice(("10.####/s#####-0##-#####-#", "10.#####/???.20##.######")))),
-    "vin": (None, lambda v: "WVWZZZ1J" + random_text(v.rng, 9, "0123456789")),
+    "vin": (e.VEHICLE_ID, lambda v: "WVWZZZ1J" + random_text(v.rng, 9, "0123456789")),
 }  # fmt: skip

@@ -4,14 +4,15 @@ Reading order: filter, then clues and recognizers, then one rule of each kind.
 
 options       the recipe's options                   entities      the kinds of personal data, and findings
 filter        scan, treat, scan again                audit         counts that are safe to share
-clues         one cheap look at a text               recognizers   the rules in Presidio's analyser
-ner, cloud    models and services besides the rules
+clues         one cheap look at a text               recognizers   the rules, and the recipe's own
+ner, cloud    models and services besides the rules  countries     Presidio's recognisers of single countries
 forms         numbers recognised by their form       labels        numbers by the words before them (label_words)
 births        dates of birth                         contact       e-mail, telephones, links with keys
 secrets       keys; passwords, spoken_passwords
+handles       user names, profiles, coordinates      cjk           numbers after Chinese, Japanese, Korean words
 keyed         values by the name of their field; fields: names and places; columns: cells by the head of their column
-names         people (runs, rare_names, unusual_names, chats; their words: cues)
-places        towns (place_cues)                     addresses     streets
+names         people (runs; the words around them: cues)
+places        towns                                  addresses     streets
 organizations firms, if requested, and those named after people
 lexicon       names, places, everyday words          word_lists    reads `words/`
 surrogates    invented values: fiction makes names, reserved knows them and what standards set aside

@@ -36,7 +36,13 @@ LANGUAGES = tuple(_FUNCTION_WORDS)
 class Clues:
     """What is known about a text before any recogniser runs."""
 
-    text: str
+    text: str  # without letters of other scripts, which join what rules must find: "IBAN是DE89..."
+    written: str = ""  # with them, if there are any
+
+    @property
+    def original(self) -> str:
+        """The text with letters of all scripts, for models and the recipe's own patterns; of the same length."""
+        return self.written or self.text
 
     @cached_property
     def lower(self) -> str:

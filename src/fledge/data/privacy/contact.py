@@ -12,8 +12,10 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.labels import belongs_to_other, counts
 
+_SIGN = r"(?:@|%40|&#0?64;|&#x40;|&commat;| @ )"  # as it is, in URLs, in HTML, with blanks
+_SIGNS = ("@", "%40", "&#064;", "&#64;", "&#x40;", "&commat;")
 _EMAIL = re.compile(
-    r"(?<![\w.+%-])[\w.!#$%'*+^~-]{0,63}[\w+-]@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"
+    rf"(?<![\w.+%-])[\w.!#$%'*+^~-]{{0,63}}[\w+-]{_SIGN}(?:[^\W_](?:[\w-]{{0,61}}[^\W_])?\.)+[^\W\d_]{{2,24}}(?![\w-])"
 )
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"'`]+", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@:\s]*:[^/@\s]+@", re.IGNORECASE)
@@ -33,7 +35,7 @@ _TRUSTED = re.compile(
     r"|00[1-9]\d{0,2}[ .-](?:\(?\d{1,4}\)?[ ./-]?){2,5}\d{2,4}"  # 0049 30 1234567, 001-555-123-4567
     r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[.-])\d{3}[.-]\d{4}"  # (555) 123-4567, 555.123.4567
     r"|1-8\d\d-\d{3}-\d{4}|[2-9]\d{2} [2-9]\d{2}-\d{4}"
-    r"|0[1-9](?:[ .-]\d{2}){4}"  # 01 23 45 67 89
+    r"|0[1-9](?:[ .-]\d{2}){4}|0[67][ -]?[1-9]\d{7}"  # 01 23 45 67 89, 06-12345678
     r"|0\d{2} \d{4} \d{4}|0\d{3} \d{3} \d{4}|0\d{4} \d{6}|0\d{4} \d{3} ?\d{3}"  # Great Britain
     r"|0\d{2,4} ?[/-] ?\d{3,8}(?:[ -]?\d{1,4}){0,3}"  # 030/1234567, 0171-1234567
     r"|0\d{2,4} \d{5,8}|0\d{2,4} \d{3,4} \d{2,4}(?: \d{2,4})?"  # 0171 1234567
@@ -49,6 +51,7 @@ _COMPACT = re.compile(
 _SIGNATURE = re.compile(
     r"(?m)(?:^|[|,;] ?)(?:[TFMP]|Tel|Mob|Ph|Fax)[.:]? {1,2}(?P<number>\+?\(?\d[\d ()./-]{6,20}\d)(?!\w)"
 )
+_ENCODED = re.compile(r"%2B[1-9]\d{7,14}(?!\d)", re.IGNORECASE)  # ?tel=%2B49301234567
 _INTERNATIONAL = re.compile(  # also in rows of a table: ann@acme.org,+49 30 1234567,10.3.4.5
     r"\+(?<=[,:;=|\"']\+)[1-9]\d{0,2}[ .-]?(?:\(?\d{1,4}\)?[ ./-]?){2,6}\d{2,4}(?![\w]|[.:=]\d)"
 )
@@ -63,17 +66,17 @@ _REGIONS = {
     "es": ("ES", "MX", "CO", "AR"),
     "pt": ("PT", "BR"),
 }
-# anna [at] web [dot] de; anna at web dot de
-_AT = r" ?(?:\(at\)|\[at\]|\{at\}|<at>|\(a\)|\[@\]|\(@\)|\(arroba\)) ?"
-_WORD_DOT = r"(?: ?(?:\(dot\)|\[dot\]|\{dot\}|\(punkt\)|\[punkt\]|\(point\)|\(punto\)|\(ponto\)) ?| (?:dot|punkt|point|punto|ponto) )"
-_DOT = rf"(?:\.|{_WORD_DOT})"
+# anna [at] web [dot] de; anna at web dot com
+_TLD = r"(?:com|org|net|edu|gov|info|eu|io|dev|app|de|at|ch|fr|be|ca|es|mx|pt|br|uk|us|au|nz|ie)"
+_AT = r" ?[(\[{<](?:at|a|@|arroba|arobase)[)\]}>] ?"
+_DOT = r"(?:\.| ?[(\[{](?:dot|punkt|point|punto|ponto)[)\]}] ?| (?:dot|punkt|point|punto|ponto) )"
 _SPOKEN = re.compile(
-    rf"(?<![\w.+-])[\w.+-]{{1,64}}(?:(?:{_WORD_DOT}[\w-]{{1,30}}){{0,3}}{_AT}[\w-]{{2,40}}(?:{_DOT}[\w-]{{2,20}}){{1,3}}"
-    r"|(?: dot [\w-]{1,30}){0,3} (?:at|arroba) [\w-]{2,40}(?: (?:dot|punkt|point|punto|ponto) [\w-]{2,20}){1,3})(?![\w-])",
+    rf"(?<![\w.+-])[\w.+-]{{1,64}}(?:(?:{_DOT}[\w-]{{1,30}}){{0,3}}{_AT}[\w-]{{2,40}}(?:{_DOT}[\w-]{{2,20}}){{1,3}}"
+    rf"|(?: dot [\w-]{{1,30}}){{0,3}} (?:at|arroba|arobase) [\w-]{{2,40}}(?: (?:dot|punkt|point|punto|ponto) [\w-]{{2,20}}){{0,2}} (?:dot|punkt|point|punto|ponto) {_TLD})(?![\w-])",
     re.IGNORECASE,
 )
 _SPOKEN_SIGN = re.compile(
-    r"[(\[{<](?:at?|@|arroba)[)\]}>]|\b(?:at|arroba) [\w-]+ (?:dot|punkt|point|punto|ponto) \w"
+    r"[(\[{<](?:at?|@|arroba|arobase)[)\]}>]|\b(?:at|arroba|arobase) [\w-]+ (?:dot|punkt|point|punto|ponto) \w"
 )
 # Anyone who knows the address can post there.
 _WEBHOOK = re.compile(
@@ -86,10 +89,12 @@ _DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 def find_contacts(clues: Clues) -> Iterator[Finding]:
     """E-mail addresses, telephone numbers, URLs with credentials."""
     text = clues.text
-    if "@" in text:
+    if any(sign in text for sign in _SIGNS):
         for match in _EMAIL.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 1.0)
-    if ("at" in clues.words or "arroba" in clues.words or "@" in text) and _SPOKEN_SIGN.search(clues.lower):
+    if (not clues.words.isdisjoint(("at", "arroba", "arobase")) or "@" in text) and _SPOKEN_SIGN.search(
+        clues.lower
+    ):
         for match in _SPOKEN.finditer(text):
             yield Finding(match.start(), match.end(), e.EMAIL_ADDRESS, 0.9)
     if "://" in text:
@@ -114,6 +119,8 @@ def _phones(clues: Clues) -> Iterator[Finding]:
     for match in _SIGNATURE.finditer(text):
         if 9 <= sum(c.isdigit() for c in match["number"]) <= 15:
             yield Finding(*match.span("number"), e.PHONE_NUMBER, 0.8)
+    for match in _ENCODED.finditer(text):
+        yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     for match in _INTERNATIONAL.finditer(text):
         if 8 <= sum(c.isdigit() for c in match[0]) <= 15:
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)

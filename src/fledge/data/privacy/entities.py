@@ -27,6 +27,8 @@ IP_ADDRESS = "IP_ADDRESS"
 MAC_ADDRESS = "MAC_ADDRESS"
 URL_CREDENTIALS = "URL_CREDENTIALS"
 CRYPTO = "CRYPTO"
+VEHICLE_ID = "VEHICLE_ID"  # number plates, VINs
+USERNAME = "USERNAME"  # also handles and links to profiles
 API_KEY = "API_KEY"
 PRIVATE_KEY = "PRIVATE_KEY"
 PASSWORD = "PASSWORD"
@@ -50,10 +52,15 @@ IDENTIFIERS = (
     IP_ADDRESS,
     MAC_ADDRESS,
     CRYPTO,
+    VEHICLE_ID,
+    USERNAME,
 )
 ALL = (*NAMES, *IDENTIFIERS, *SECRETS)
 DEFAULT = tuple(entity for entity in ALL if entity != ORGANIZATION)  # organisations only if requested
 PATTERNED = (*IDENTIFIERS, *SECRETS)  # found by their form rather than by lists of names
+
+
+WEAK = 0.3  # the score of a name or town that counts only beside other personal data of the conversation
 
 
 class Finding(NamedTuple):

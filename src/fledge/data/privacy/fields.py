@@ -73,7 +73,7 @@ def _kind(clues: Clues, key: str, at: int) -> tuple[str | None, bool]:
         parts[0] in _ROLES and last in ("firmante", "justificada", "par", "por", "von", "by")
     ):
         return e.PERSON, False
-    if last in _TOWNS or joined == "placeofbirth":
+    if (last in _TOWNS and len(parts) <= 2) or joined == "placeofbirth":
         return e.LOCATION, True
     return (e.STREET_ADDRESS, True) if last in _STREETS else (None, False)
 

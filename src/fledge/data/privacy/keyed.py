@@ -36,6 +36,7 @@ _BIRTH = re.compile(
 _PASSWORD = re.compile(
     r"(?:^| )(?:pass ?(?:word|wort|phrase|code|wd)|pwd|pass|psw|pw|kennwort|mot de passe|motdepasse|mdp|contrasena|clave|senha|pin)\d?(?: (?:value|plain|text|1|2|old|new|confirm))?$"
 )
+_ANY_PASSWORD = re.compile(r"[^\s\"'`\\]{4,64}")
 _PASSWORD_VALUE = re.compile(r"[^\s\"'`<>\\]{4,64}")
 
 
@@ -69,7 +70,7 @@ def _size(kind: Label | str, text: str, field: re.Match[str]) -> int:
     """How many characters after a field's name and sign are of its kind; 0: none."""
     start, quote = field.end(), field["quote"]
     if kind == e.PASSWORD:
-        secret = _PASSWORD_VALUE.match(text, start)
+        secret = (_PASSWORD_VALUE if text[start - 1] == ">" else _ANY_PASSWORD).match(text, start)
         bare = trimmed(secret[0]) if secret else ""
         named_pin = field["key"].lower() == "pin" and not quote  # handled by the passwords
         return len(bare) if is_password(bare, bool(quote), True) and not named_pin else 0

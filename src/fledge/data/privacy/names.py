@@ -1,14 +1,10 @@
-"""People's names without a model: lists of names, surrounding words, capitals and titles.
+"""People's names without a model: a word that announces one, lists of names, capitals.
 
-A candidate is a run of capitalised words, initials and particles ("Maria da Silva", "J. R. Müller"). Evidence for a
-name, strongest first:
+    "my sister Clara", "Dear Mr. Okonkwo", "Patient: Ng"      a cue: the word before it says that a person follows
+    "Anna Kowalski", "Benny saw a shark"                      listed names alone: WEAK
 
-    0.90   a title or an introduction before it       "Dr. Okonkwo", "my name is Xiu", "Customer: Adebayo, T."
-    0.80   a given name and a family name             "Anna Kowalski"
-    0.65   a given name and an unknown word           "Anna Zxyvik"; or unknown and a family name
-    0.60   a given name that isn't also a word        "ask Sabine whether"
-
-Everyday words end a run; a run that continues as a company, place or theorem ("Nash equilibrium") isn't a person.
+Most prompts that hold a listed name are about somebody famous, made up or in a sum, so a name alone counts only beside
+other personal data of the conversation (`filter`).
 """
 
 from __future__ import annotations
@@ -16,378 +12,244 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from fledge.data.privacy import cues
 from fledge.data.privacy import entities as e
-from fledge.data.privacy.chats import find_chat_names
-from fledge.data.privacy.clues import Clues
-from fledge.data.privacy.cues import (
-    ARTICLE,
-    ASK,
-    CALLED,
-    CAPITAL_PARTICLES,
-    FIELD,
-    GREETING,
-    HONORIFICS,
-    INTRODUCTION,
-    NEXT_IS_NO_PERSON,
-    NEXT_IS_PERSON,
-    NOT_NAMES,
-    ROLE,
-    SAINTS,
-    TITLE,
-)
-from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.clues import UPPER, Clues
+from fledge.data.privacy.cues import HONORIFICS, NOBODY, NOT_NAMES, PARTICLES
+from fledge.data.privacy.entities import WEAK, Finding
 from fledge.data.privacy.fiction import is_fictional_word
-from fledge.data.privacy.lexicon import Lexicon, lexicon
+from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.organizations import ends_in_firm
-from fledge.data.privacy.rare_names import (
-    beside_a_name,
-    beside_a_thing,
-    goes_before_family,
-    is_rare,
-    may_be_a_firm,
-    may_begin,
-    may_sign,
-    shouted,
-    signs,
-)
 from fledge.data.privacy.runs import Token, runs_of_capitals
-from fledge.data.privacy.unusual_names import find_unusual_names
 
-_SENTENCE_START = re.compile(r"(?:^|[.!?:\n\"“«¿¡•*>)-])\s*$")
-_GERMAN_NOUN = 3.5  # German nouns have capitals too: only rarer words count as family names
-_RARE_NAME = 3.6  # Zipf frequency below which a word that is also an odd given name may begin a name
-_NAME_LINE_AFTER = re.compile(r"\s*[<(]\s*[^\s@<>]+@")
+_CUED = 0.85
+_SPLIT = re.compile(r", | (?:and|und|et|y|e) ")
+_SIGNATURE = re.compile(  # a line of its own after a closing formula or an empty line, near the end
+    rf"(?:\n\s*\n|,\n)[ \t]*[-–—~]{{0,2}} ?(?P<name>[{UPPER}][^\W\d_]+(?:[ .'’-]+[^\W\d_]+){{1,3}})[ \t]*(?=\n|$)"
+)
+_FAMILY_FIRST = re.compile(  # "Attendees: Smith, John; Doe, Jane", "patient Smith, John"
+    rf"(?:(?P<listed>[;|:(]\s|\n[-*\d. ]{{0,4}})|(?P<cue>[^\W\d_]+) )(?P<name>(?P<family>[{UPPER}][^\W\d_]+), (?P<given>[{UPPER}][^\W\d_]+))"
+    r"(?=\s*[;.,()|\n]|$)"
+)
+_MAILBOX = re.compile(rf"(?P<name>[{UPPER}][^\W\d_]+(?: [{UPPER}][^\W\d_]+){{0,3}}),? ?[<(]?[\w.+-]+@")
+_MENTION = re.compile(rf"(?<![^\s(,])@(?P<name>[{UPPER}][^\W\d_]+)(?=[\s,:!?]|$)")
+_SPEAKER = re.compile(
+    r"^[ \t>*-]*(?P<time>[\[(]?\d[\d/.:, -]{3,21}(?: ?[ap]m)?[\])]?\s*(?:- )?)?[<\"*]{0,2}"
+    r"(?P<name>[^\W\d_]{2,20}(?: [^\W\d_]{2,20})?)[>\"*]{0,2} ?:[*]{0,2}(?=\s)",
+    re.MULTILINE,
+)
 
 
 def find_people(clues: Clues) -> Iterator[Finding]:
-    """Names of people."""
-    if clues.capitals:
-        for run in runs_of_capitals(clues.text):
-            yield from _People(clues, run).find()
-    yield from find_unusual_names(clues)
-    yield from find_chat_names(clues)
+    """Names of people; those without a cue are WEAK."""
+    yield from _lower_case(clues)
+    if clues.text.count(":") > 1:
+        yield from _speakers(clues)
+    if not clues.capitals:
+        return
+    for run in runs_of_capitals(clues.text):
+        yield from _in_run(clues, run)
+    yield from _in_lists(clues)
+    if "@" in clues.text:
+        for pattern in (_MENTION, _MAILBOX):
+            for match in pattern.finditer(clues.text):
+                if _may_begin(clues, match["name"].split(" ")[0].lower()):
+                    yield Finding(*match.span("name"), e.PERSON, 0.7)
 
 
-class _People:
-    """The names in one run."""
+def _in_run(clues: Clues, run: list[Token]) -> Iterator[Finding]:
+    """The names in one run of capitalised words."""
+    at = 0
+    while at < len(run):
+        at += run[at].word.rstrip(".") in HONORIFICS and at + 1 < len(run)
+        before = clues.lower[max(0, run[at].start - 48) : run[at].start]
+        score = _score(clues, run, at, before)
+        size = _size(clues, run, at, score > WEAK) if score else 0
+        end = run[at + size - 1].end if size else 0
+        if score == WEAK and (size > 1 or _is_listed(run[at].word)) and cues.TO_ME.match(clues.lower, end):
+            score = _CUED
+        lone = size == 1 and score == WEAK and not _stands_alone(clues, run[at], before)
+        if size and not lone and not _is_a_thing(clues, run[at].start, end):
+            yield Finding(run[at].start, end, e.PERSON, score)
+        at += size or 1
 
-    def __init__(self, clues: Clues, run: list[Token]) -> None:
-        self._clues = clues
-        self._run = run
-        self._words: Lexicon = lexicon()
-        self._called = False  # whether the candidate follows "his name is"
 
-    def find(self) -> Iterator[Finding]:
-        at = 0
-        while at < len(self._run):
-            titled = self._run[at].word.rstrip(".") in HONORIFICS and at + 1 < len(self._run)
-            if titled:
-                at += 1
-            size, score = self._name_at(at, titled)
-            first, last = self._run[at], self._run[at + max(size, 1) - 1]
-            if size and score and ends_in_firm(self._clues.lower, first.start, last.end):
-                at += size
-                continue
-            if size and score:
-                yield Finding(first.start, last.end, e.PERSON, score)
-            at += size if size and score else 1
+_PERSONAL = (
+    cues.GREETING,
+    cues.INTRODUCTION,
+    cues.FIELD,
+    cues.ROLE,
+    cues.MET,
+    cues.ASK,
+    cues.DEED,
+    cues.PRESENTED,
+)
 
-    def _name_at(self, at: int, titled: bool) -> tuple[int, float]:
-        """How many words from `at` on are a name (0: none), and the confidence."""
-        first = self._run[at]
-        before = self._clues.lower[max(0, first.start - 48) : first.start]
-        title = TITLE.search(before)
-        cue = titled or title is not None
-        noble = title is not None and title["particle"] is not None  # "Sra. de la Fuente"
-        if first.initial:
-            return self._initials(at, cue or FIELD.search(before) is not None)
-        saint = at > 0 and self._run[at - 1].word in SAINTS
-        signed = self._signed(at)
-        if signed:
-            return signed, 0.7
-        if (
-            (
-                self._no_name(first.word)
-                and not (noble or (cue and self._could_follow_title(first)))
-                and not self._by_its_place(at, before)
-            )
-            or (self._is_abbreviation(first) and not cue)
-            or (saint and not cue)
-            or (first.word in SAINTS and at + 1 < len(self._run))
-        ):
-            return 0, 0.0
-        # Most words aren't names, so the search for what precedes a name comes after this check.
-        greeted = GREETING.search(before) is not None
-        introduced = INTRODUCTION.search(before) is not None
-        cued = (
-            cue
-            or introduced
-            or greeted
-            or (before.rstrip(" \"'«„")[-1:] in (":", "=") and FIELD.search(before) is not None)
-            or ROLE.search(before) is not None
-        )
-        self._called = introduced and CALLED.search(before) is not None
-        size = self._size(at, cued)
-        named = [token.word for token in self._run[at : at + size] if not token.initial]
-        if self._goes_on_as_something_else(at + size) and not cue:
-            return 0, 0.0
-        if cued and not self._is_a_thing(first, size, cue or introduced or greeted):
-            if any(self._words.is_any_name(word) for word in named):
-                return size, 0.9
-            known = self._words.is_known_city(first.word) or (introduced and self._words.is_city(first.word))
-            if cue or greeted or self._called or not (known or first.word in self._words.regions):
-                return size, 0.75 if not introduced or size > 1 else 0.55
-        if size > 1:
-            return size, self._several(at, named, before)
-        if self._alone(first, before):
-            return size, 0.6
-        asked = (
-            ASK.search(before) is not None or NEXT_IS_PERSON.match(self._clues.text, first.end) is not None
-        )
-        return (size, 0.6) if asked and self._could_be_a_name(first.word) else (0, 0.0)
 
-    def _is_a_thing(self, first: Token, size: int, sure: bool) -> bool:
-        """ "dass mein Vermieter Kautionsabrechnungen schickt": nouns have capitals too; "our client Gmail"."""
-        unlisted = not sure and size == 1 and not self._words.is_any_name(first.word)
-        if unlisted and may_be_a_firm(self._clues.lower[max(0, first.start - 30) : first.start]):
-            return True
-        return unlisted and self._clues.language == "de" and len(first.word) > 9
-
-    def _by_its_place(self, at: int, before: str) -> bool:
-        """Whether an unlisted word that is known as a rare one begins a name."""
-        first = self._run[at]
-        beside = at + 1 < len(self._run) and self._run[at + 1].start - first.end == 1
-        return may_begin(self._clues, first.start, first.end, before) or (
-            beside and goes_before_family(self._clues, first.word, self._run[at + 1].word)
-        )
-
-    def _signed(self, at: int) -> int:
-        """The number of words if the run is a signature: all of it from `at` on, in its own line."""
-        if at or not signs(self._clues, self._run[0].start, self._run[-1].end):
-            return 0
-        named = [token.word for token in self._run if not token.initial]
-        return len(self._run) if may_sign(self._clues, named) else 0
-
-    def _several(self, at: int, named: list[str], before: str) -> float:
-        """The confidence that the words from `at` on, of which `named` aren't initials, are a name."""
-        words = self._words
-        first, second = self._run[at], self._run[at + 1]
-        last, end = named[-1], second.end
-        given = words.is_given(first.word) or (
-            first.word in words.rare_given and first.word not in words.common
-        )
-        family = words.is_family(last) and len(named) > 1
-        place = words.is_city(" ".join(named)) or (not given and words.is_known_city(first.word))
-        plain_first, plain_last = not words.is_ambiguous_name(first.word), not words.is_ambiguous_name(last)
-        if place and not (given and family):
-            return 0.4
-        if given and family:
-            if plain_first or plain_last:
-                return 0.8
-            return 0.55 if not _SENTENCE_START.search(before) else 0.45
-        if given and plain_first:
-            return 0.8 if len(named) == 1 else 0.65
-        if first.word in words.rare_given and family and plain_last:
-            return 0.65
-        if (
-            given
-            and len(named) == 2
-            and self._is_unknown(last)
-            and not self._clues.text[end - 2 : end].isupper()
-        ):
-            return 0.55
-        if given and shouted(self._clues, first.start, end, named):
-            return 0.55
-        beside = second.start - first.end <= 2
-        if family and plain_last and first.word not in words.common and len(named) == 2 and beside:
-            return 0.6
-        unknown = [self._is_unknown(word) for word in named]
-        numbered = re.match(r"\s?\d", self._clues.text[end : end + 2]) is not None  # a product
-        if beside and not numbered and goes_before_family(self._clues, first.word, last):
-            return 0.55
-        if (
-            beside
-            and not numbered
-            and len(named) <= 3
-            and all(unknown)
-            and (self._clues.language != "de" or beside_a_name(self._clues, first.start, end))
-        ):
-            return 0.55
+def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
+    """How sure it is that a name begins here; 0: none does."""
+    words, token = lexicon(), run[at]
+    if token.initial:
+        return _initials(clues, run, at, before)
+    word, text = token.word, clues.text[token.start : token.end]
+    if word in NOT_NAMES or word in NOBODY or word in cues.SAINTS or len(word) < 2:
         return 0.0
+    named, rare = words.is_any_name(word), _is_rare(clues, word)
+    if len(text) <= 4 and text.isupper() and not words.is_given(word):
+        return 0.0  # SSN, ABA
+    titled, story = cues.TITLE.search(before), cues.STORY_TITLE.search(before)
+    if titled or story:
+        earlier = before[: story.start()] if story else ""
+        sure = titled or any(cue.search(earlier) for cue in _PERSONAL)
+        return 0.0 if words.is_everyday(word) and not named else _CUED if sure else WEAK
+    if (named and not words.is_word(word)) or rare:
+        field = before.rstrip(" \"'«„")[-1:] in (":", "=") and cues.FIELD.search(before)
+        if field or cues.INTRODUCTION.search(before) or cues.GREETING.search(before):
+            return _CUED
+        noun = clues.language == "de" and not named  # German nouns have capitals too
+        full = named or at + 1 < len(run) or (word not in words.common and cues.RELATED.search(before))
+        if not noun and full and any(cue.search(before) for cue in (cues.ROLE, cues.MET, cues.DEED)):
+            return _CUED
+        if _is_listed(word) and (cues.PRESENTED.search(before) or cues.ASK.search(before)):
+            return _CUED
+        if not noun and cues.NAMED.search(before):
+            return _CUED if cues.SOMEONE.search(before) else WEAK
+    if words.is_given(word) or word in words.rare_given:
+        return WEAK
+    follows = run[at + 1].word if at + 1 < len(run) else ""
+    return WEAK if rare and words.is_family(follows) and follows not in NOT_NAMES else 0.0
 
-    def _is_unknown(self, word: str) -> bool:
-        """Whether a word is on no list at all: two capitalised ones are usually a name."""
-        words = self._words
-        return (
-            len(word) > 2
-            and word not in words.common
-            and not words.is_city(word)
-            and word not in words.regions
-        )
 
-    def _could_be_a_name(self, word: str) -> bool:
-        words = self._words
-        unknown = word not in words.common and len(word) > 2
-        return (words.is_any_name(word) or unknown) and not words.is_known_city(word)
+def _initials(clues: Clues, run: list[Token], at: int, before: str) -> float:
+    """J. R. Smith: initials before a family name."""
+    last = next((token.word for token in run[at:] if not token.initial), "")
+    if not last or last in NOT_NAMES:
+        return 0.0
+    if cues.TITLE.search(before) or cues.FIELD.search(before) or cues.GREETING.search(before):
+        return _CUED
+    return WEAK if lexicon().is_family(last) or _is_rare(clues, last) else 0.0
 
-    def _alone(self, token: Token, before: str) -> bool:
-        """Whether a single word is a given name that refers to a person."""
-        words, text = self._words, self._clues.text
-        if (
-            not words.is_given(token.word)
-            or words.is_ambiguous_name(token.word)
-            or words.is_known_city(token.word)
-        ):
-            if _NAME_LINE_AFTER.match(text, token.end):
-                return words.is_any_name(token.word)
+
+def _size(clues: Clues, run: list[Token], at: int, cued: bool) -> int:
+    """How many tokens from `at` on belong to one name."""
+    words, size = lexicon(), 1
+    given = run[at].initial or words.is_given(run[at].word) or run[at].word in words.rare_given
+    while at + size < len(run) and size < 6:
+        token, last = run[at + size], run[at + size - 1]
+        between = clues.lower[last.end : token.start].strip()
+        noble = between in PARTICLES and between not in ("y", "e")  # Craig von Essen
+        named = token.initial or noble or words.is_any_name(token.word)
+        if token.word in NOT_NAMES or (between in ("y", "e") and words.is_given(token.word)):
+            break
+        if not named and not ((cued or given) and _is_rare(clues, token.word)):
+            break
+        size += 1
+    while size > 1 and run[at + size - 1].initial:  # an initial ends no name
+        size -= 1
+    return 0 if run[at].initial and size == 1 else size
+
+
+def _stands_alone(clues: Clues, token: Token, before: str) -> bool:
+    """Whether a single word without a cue is a given name that is hardly ever anything else."""
+    words = lexicon()
+    return (
+        _is_listed(token.word)
+        and not words.is_known_city(token.word)
+        and not (token.end - token.start <= 4 and clues.text[token.start : token.end].isupper())
+        and not cues.ARTICLE[clues.language].search(before)
+        and re.match(r"\.?\s?\d", clues.text[token.end : token.end + 3]) is None
+    )
+
+
+def _is_listed(word: str) -> bool:
+    """Whether a word is a given name and hardly ever anything else."""
+    words = lexicon()
+    odd = word in words.rare_given and word not in words.common
+    return (odd or words.is_given(word)) and not words.is_ambiguous_name(word)
+
+
+def _is_a_thing(clues: Clues, start: int, end: int) -> bool:
+    """Nash equilibrium, Harvard University, Wagner Group, Morgan Stanley."""
+    after = clues.lower[end : end + 24]
+    return cues.NEXT_IS_NO_PERSON.match(after) is not None or ends_in_firm(clues.lower, start, end)
+
+
+def _is_rare(clues: Clues, word: str) -> bool:
+    """Whether a word is rare enough to be a name where a name is expected: in German, nouns have capitals, too."""
+    words = lexicon()
+    return (
+        len(word) > 2
+        and words.common.get(word, 0.0) < (3.5 if clues.language == "de" else 4.0)
+        and word not in words.regions
+        and not is_fictional_word(word)
+    )
+
+
+def _may_begin(clues: Clues, word: str) -> bool:
+    words = lexicon()
+    return (
+        word not in NOT_NAMES and word not in NOBODY and (words.is_any_name(word) or word not in words.common)
+    )
+
+
+def _in_lists(clues: Clues) -> Iterator[Finding]:
+    """Names at the end of a letter, family name first, or of people whom the text says to be the writer's."""
+    words = lexicon()
+    for match in _SIGNATURE.finditer(clues.text):
+        parts = [part for part in re.split(r"[ .]+", match["name"].lower()) if part not in PARTICLES]
+        listed = any(words.is_any_name(part) and not words.is_ambiguous_name(part) for part in parts)
+        plain = all(words.is_any_name(part) or _is_rare(clues, part) for part in parts)
+        if clues.text.count("\n", match.end()) <= 4 and listed and plain and NOT_NAMES.isdisjoint(parts):
+            yield Finding(*match.span("name"), e.PERSON, 0.7)
+    for match in _FAMILY_FIRST.finditer(clues.text):
+        family, given = match["family"].lower(), match["given"].lower()
+        cue = match["cue"] and cues.ROLE.search(f"the {match['cue'].lower()} ")
+        listed = _is_listed(given) and not words.is_known_city(family)
+        if (cue or (match["listed"] and listed)) and not {family, given} & (NOT_NAMES | words.regions):
+            yield Finding(*match.span("name"), e.PERSON, _CUED)
+    for match in cues.ARE_MINE.finditer(clues.text):
+        at = match.start("names")
+        for name in _SPLIT.split(match["names"]):
+            start = clues.text.index(name, at)
+            at = start + len(name)
+            first = name.split(" ")[0].lower()
+            if _may_begin(clues, first) or (" " in name and not words.is_word(first)):
+                yield Finding(start, at, e.PERSON, _CUED)
+
+
+def _lower_case(clues: Clues) -> Iterator[Finding]:
+    """ "my name is john smith", "hey tom, its lisa from work", "my husband tyler": given names that are no other word."""
+    words = lexicon()
+    if words.lower_given.isdisjoint(clues.lower_words):
+        return
+    patterns = (cues.LOWER_INTRODUCTION, cues.LOWER_RELATION, cues.LOWER_GREETING, cues.LOWER_PRESENTED)
+    for pattern in patterns:
+        for match in pattern.finditer(clues.text):
+            first, second = match["first"], (match["second"] or "")
+            frequent = 5.6 if pattern is cues.LOWER_INTRODUCTION else 4.6
             odd = (
-                token.word in words.rare_given
-                and token.word not in words.common
-                and text.startswith(("'s ", "’s "), token.end)
+                pattern is not cues.LOWER_PRESENTED
+                and first in words.rare_given
+                and first not in words.common
             )
-            named = words.is_given(token.word) or token.word in words.rare_given
-            return odd or (
-                named and token.word not in NOT_NAMES and beside_a_name(self._clues, token.start, token.end)
-            )
-        if token.end - token.start <= 4 and text[token.start : token.end].isupper():
-            return False
-        if ARTICLE[self._clues.language].search(before) or beside_a_thing(
-            self._clues, token.start, token.end
-        ):
-            return False
-        return re.match(r"\.?\s?\d", text[token.end : token.end + 3]) is None
-
-    def _initials(self, at: int, cue: bool) -> tuple[int, float]:
-        """J. R. Smith: initials before a family name."""
-        size = 1
-        while at + size < len(self._run) and self._run[at + size].initial:
-            size += 1
-        if at + size >= len(self._run):
-            return 0, 0.0
-        last = self._run[at + size]
-        family = self._words.is_family(last.word) and not self._no_name(last.word)
-        rare = (
-            self._words.common.get(last.word, 0.0) < 3.5 and len(last.word) > 3 and last.word not in NOT_NAMES
-        )
-        listed = _SENTENCE_START.search(
-            self._clues.text[max(0, self._run[at].start - 3) : self._run[at].start]
-        )
-        if not (cue or family or (rare and (not listed or last.word not in self._words.common))):
-            return 0, 0.0
-        more = self._size(at + size)
-        return size + more, 0.8 if cue or not self._words.is_ambiguous_name(last.word) else 0.55
-
-    def _size(self, at: int, cued: bool = False) -> int:
-        """How many tokens from `at` on may belong to one name."""
-        size = 1
-        while at + size < len(self._run) and size < 6:
-            token = self._run[at + size]
-            particle = token.word in CAPITAL_PARTICLES and at + size + 1 < len(self._run)
-            if self._starts_another_name(at, token, at + size) or (size == 1 and self._is_home(at + 1)):
-                break
-            if not token.initial and not particle and self._no_name(token.word):
-                surname = self._is_surname(at, at + size, cued)
-                if not surname and not (cued and self._bridges(at + size)):
-                    break
-                size += 1
-                if surname and not self._bridges(at + size - 1):
-                    break
+            if not first[0].islower() or first in NOT_NAMES or is_fictional_word(first):
                 continue
-            size += 1
-        while size > 1 and self._run[at + size - 1].initial:  # an initial ends no name
-            size -= 1
-        return size
+            named = pattern is cues.LOWER_INTRODUCTION and words.is_given(first) and words.is_family(second)
+            if odd or named or words.is_plain_given(first, frequent):
+                family = second and (words.is_family(second) or second not in words.common)
+                yield Finding(
+                    match.start("first"), match.end("second" if family else "first"), e.PERSON, 0.65
+                )
 
-    def _bridges(self, at: int) -> bool:
-        """Wagner Horta Pires: a word that isn't a name is part of one, between names."""
-        word = self._run[at].word
-        return (
-            at + 1 < len(self._run)
-            and self._clues.language != "de"
-            and self._words.is_family(self._run[at + 1].word)
-            and word not in NOT_NAMES
-            and self._words.common.get(word, 0.0) < 4.5
-        )
 
-    def _starts_another_name(self, first: int, token: Token, at: int) -> bool:
-        """Ana Ruiz y Luis Mora are two, Ortega y Gasset is one."""
-        between = self._clues.lower[self._run[at - 1].end : token.start].strip()
-        return between in ("y", "e") and at - first > 0 and self._words.is_given(token.word)
-
-    def _is_home(self, at: int) -> bool:
-        """Ana de Belo Horizonte: after a given name and "de" comes her home, not her surname."""
-        words, run = self._words, self._run
-        between = self._clues.lower[run[at - 1].end : run[at].start].strip()
-        if between not in ("de", "da", "do") or not words.is_given(run[at - 1].word):
-            return False
-        before = self._clues.lower[max(0, run[at - 1].start - 48) : run[at - 1].start]
-        if INTRODUCTION.search(before) is None and self._clues.language not in ("es", "pt"):
-            return False  # Anaïs de Brossard
-        ends = [token.end for token in run[at : at + 3]]
-        names = [self._clues.lower[run[at].start : end] for end in ends]
-        return any(words.is_city(name) and (name not in words.family) for name in names)
-
-    def _is_surname(self, first: int, at: int, cued: bool) -> bool:
-        """Whether an unlisted word is a surname by its position: right after a name that isn't also a word."""
-        words, before, token = self._words, self._run[at - 1], self._run[at]
-        name = self._run[first]
-        plain = words.is_given(name.word) or (name.word in words.rare_given and name.word not in words.common)
-        frequent = (
-            words.common.get(token.word, 0.0) >= _GERMAN_NOUN
-            if self._clues.language == "de"
-            else words.is_everyday(token.word)
-        )
-        between = self._clues.lower[before.end : token.start]
-        if self._called and at - first == 1 and self._clues.language != "de" and token.word not in NOT_NAMES:
-            return between.strip() not in ("y", "e")
-        if (
-            before.initial
-            and at - first == 2
-            and words.is_given(name.word)
-            and not words.is_everyday(token.word)
-        ):
-            return token.word not in NOT_NAMES and len(token.word) > 2  # Maria R. Mesquita
-        if at - first > 1 or cued:
-            inner = all(
-                t.initial or words.is_any_name(t.word) for t in self._run[first + (at - first > 1) : at]
-            )
-            apart = between.strip() in ("y", "e") or NEXT_IS_NO_PERSON.match(self._clues.lower, before.end)
-            if (inner or at - first == 1) and not apart and is_rare(self._clues, token.word):
-                return True
-        return (
-            at - first == 1
-            and plain
-            and (cued or not words.is_ambiguous_name(name.word))
-            and not words.is_known_city(name.word)
-            and between.strip() not in ("y", "e")
-            and len(token.word) > 2
-            and not frequent
-            and not is_fictional_word(name.word)
-            and token.word not in NOT_NAMES
-            and token.word not in words.regions
-            and NEXT_IS_NO_PERSON.match(self._clues.lower, before.end) is None
-        )
-
-    def _could_follow_title(self, token: Token) -> bool:
-        """Dr. Prescott, but not Mr. President."""
-        words = self._words
-        return token.word not in NOT_NAMES and not words.is_everyday(token.word) and len(token.word) > 2
-
-    def _is_abbreviation(self, token: Token) -> bool:
-        """SSN, ABA: short and all in capitals, in a text that isn't."""
-        text = self._clues.text[token.start : token.end]
-        return (
-            len(text) <= 4 and text.isupper() and not token.initial and not self._words.is_given(token.word)
-        )
-
-    def _no_name(self, word: str) -> bool:
-        words = self._words
-        if is_fictional_word(word):
-            return False
-        rare = word in words.rare_given and words.common.get(word, 0.0) < _RARE_NAME
-        return word in NOT_NAMES or len(word) < 2 or (words.is_word(word) and not rare)
-
-    def _goes_on_as_something_else(self, at: int) -> bool:
-        """Nash equilibrium, Harvard University, Wagner Group, Ford Inc."""
-        end = self._run[at - 1].end
-        return NEXT_IS_NO_PERSON.match(self._clues.lower[end : end + 24]) is not None
+def _speakers(clues: Clues) -> Iterator[Finding]:
+    """The names at the head of a chat's lines, if one of them is a plain given name; WEAK without a time."""
+    words, heads = lexicon(), list(_SPEAKER.finditer(clues.text))
+    if len(heads) < 2 or not any(
+        words.is_plain_given(match["name"].split(" ")[0].lower()) for match in heads
+    ):
+        return
+    for match in heads:
+        first = match["name"].split(" ")[0].lower()
+        if first not in NOT_NAMES and words.could_be_name(first) and not words.is_word(first):
+            yield Finding(*match.span("name"), e.PERSON, 0.6 if match["time"] else WEAK)

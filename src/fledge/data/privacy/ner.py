@@ -1,10 +1,11 @@
-"""Models that find names and places, as Presidio recognisers: spaCy, GLiNER or a transformers token classifier."""
+"""Models that find names and places, as Presidio recognisers: spaCy, GLiNER, transformers, or an engine of Presidio's."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 from presidio_analyzer import EntityRecognizer, RecognizerResult
 from presidio_analyzer.nlp_engine import NlpArtifacts
@@ -32,7 +33,12 @@ _GLINER_LABELS = {
     "organization": e.ORGANIZATION,
 }
 _THRESHOLD = 0.5
-_INSTALL = {"spacy": "spacy", "gliner": "gliner", "transformers": "transformers"}
+_INSTALL = {
+    "spacy": "spacy",
+    "gliner": "gliner",
+    "transformers": "transformers",
+    "presidio": "presidio_analyzer",
+}
 
 
 class SpacyNer(EntityRecognizer):
@@ -56,6 +62,30 @@ class SpacyNer(EntityRecognizer):
             RecognizerResult(entity, span.start_char, span.end_char, self._SCORE)
             for entity, span in spans
             if entity is not None
+        ]
+
+
+class EngineNer(EntityRecognizer):
+    """The entities of one of Presidio's language engines, in the first language of its configuration."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._language = engine.get_supported_languages()[0]
+        super().__init__(supported_entities=sorted(set(LABELS.values())), name="presidio")
+
+    def load(self) -> None:
+        """The engine is already loaded."""
+
+    def analyze(
+        self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
+    ) -> list[RecognizerResult]:
+        """The engine's entities."""
+        found = self._engine.process_text(text, self._language)
+        spans = zip(found.entities, found.scores, strict=True)
+        return [
+            RecognizerResult(LABELS[span.label_], span.start_char, span.end_char, float(score))
+            for span, score in spans
+            if span.label_ in LABELS
         ]
 
 
@@ -85,6 +115,14 @@ def _spacy(model: NerModel) -> EntityRecognizer:
     return SpacyNer(spacy.load(model.model))
 
 
+def _presidio(model: NerModel) -> EntityRecognizer:
+    from presidio_analyzer.nlp_engine import NlpEngineProvider
+
+    engine = NlpEngineProvider(conf_file=model.model).create_engine()
+    engine.load()
+    return EngineNer(engine)
+
+
 def _gliner(model: NerModel) -> EntityRecognizer:
     from presidio_analyzer.predefined_recognizers.ner.gliner_recognizer import GLiNERRecognizer
 
@@ -94,15 +132,17 @@ def _gliner(model: NerModel) -> EntityRecognizer:
 
 
 def _transformers(model: NerModel) -> EntityRecognizer:
-    from presidio_analyzer.predefined_recognizers.ner.huggingface_ner_recognizer import (
-        HuggingFaceNerRecognizer,
-    )
+    from presidio_analyzer.predefined_recognizers.ner import huggingface_ner_recognizer as module
 
-    return HuggingFaceNerRecognizer(model_name=model.model, label_mapping=LABELS, threshold=_threshold(model))
+    # A filter without models may have imported it without transformers (`countries.without_models`).
+    make = importlib.reload(module).HuggingFaceNerRecognizer
+    return cast(
+        EntityRecognizer, make(model_name=model.model, label_mapping=LABELS, threshold=_threshold(model))
+    )
 
 
 def _threshold(model: NerModel) -> float:
     return _THRESHOLD if model.threshold is None else model.threshold
 
 
-_LOADERS = {"spacy": _spacy, "gliner": _gliner, "transformers": _transformers}
+_LOADERS = {"spacy": _spacy, "gliner": _gliner, "transformers": _transformers, "presidio": _presidio}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fledge.data.privacy import entities
 
 # Raise when the rules change what is found, so that old outputs aren't mixed with new ones.
-RULES_VERSION = 11
+RULES_VERSION = 12
 
 Policy = Literal["drop", "redact", "surrogate"]
 EntityName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
@@ -60,16 +60,21 @@ class NerModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["spacy", "gliner", "transformers"] = Field(description="the library that runs it")
-    model: str = Field(min_length=1, description="installed spaCy package, folder or hub id")
+    kind: Literal["spacy", "gliner", "transformers", "presidio"] = Field(
+        description="the library that runs it; presidio: an engine of its own, such as stanza's"
+    )
+    model: str = Field(
+        min_length=1,
+        description="installed spaCy package, folder or hub id; of presidio its engine's YAML file",
+    )
     threshold: float | None = Field(
-        None, ge=0.0, le=1.0, description="least score of the model that counts; null: 0.5. Not for spacy"
+        None, ge=0.0, le=1.0, description="least score that counts, of gliner and transformers; null: 0.5"
     )
 
     @model_validator(mode="after")
-    def _spacy_has_no_scores(self) -> NerModel:
-        if self.kind == "spacy" and self.threshold is not None:
-            raise ValueError("spaCy gives its findings no score; leave the threshold out")
+    def _only_some_have_scores(self) -> NerModel:
+        if self.kind in ("spacy", "presidio") and self.threshold is not None:
+            raise ValueError(f"{self.kind} gives its findings no score of its own; leave the threshold out")
         return self
 
 

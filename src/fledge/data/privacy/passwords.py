@@ -35,8 +35,8 @@ _LINK = (
     r"|\bc['’]est\b|\b(?:geändert|gesetzt|zurückgesetzt|changed|set|reset|updated|changée?|modifiée?|réinitialisée?|cambiad[ao]|cambió|restablecid[ao]|mudad[ao]|mudou|alterad[ao]|redefinid[ao])\s(?:to|auf|en|à|a|para|por)\b)"
 )
 _PASSWORD = re.compile(
-    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_LABEL}))(?:_\w+)?[\"']?{_KIND}\s*(?P<link>(?:{_OF}{_LINK}{_STILL}:?)|\s(?=[\"'`«]))"
-    rf"\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<>“”]{{4,64}})",
+    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_LABEL}))(?:_\w+)?[\"']?\]?{_KIND}\s*(?P<link>(?:{_OF}{_LINK}{_STILL}:?)|\s(?=[\"'`«]))"
+    rf"\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<“”][^\s\"'`«»“”]{{3,63}})",
     re.IGNORECASE,
 )
 # "temporary password Xy12-345 expires", "the default password (Xy12-345)", "I use Xy12-345 as my password"
@@ -44,8 +44,8 @@ _NAMED = (
     r"pass(?:word|wort|code|phrase)|passwd|kennwort|mot de passe|mdp|contrase(?:ñ|n)a|senha|palavra-passe"
 )
 _BARE = re.compile(
-    rf"(?<![^\W_])(?:(?:{_NAMED})\s\(?(?P<value>[^\s\"'`«»<>()]{{7,64}})"
-    rf"|(?P<before>[^\s\"'`«»<>()]{{6,64}})[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_NAMED})(?!\w))",
+    rf"(?<![^\W_])(?:(?:{_NAMED})\s\(?(?P<value>[^\s\"'`«»<(][^\s\"'`«»]{{6,63}})"
+    rf"|(?P<before>(?<!\S)[^\s\"'`«»<(][^\s\"'`«»]{{5,63}})[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_NAMED})(?!\w))",
     re.IGNORECASE,
 )
 _NAMED_SIGN = re.compile(_NAMED)
@@ -73,7 +73,7 @@ _ON_COMMAND_LINE = re.compile(
     r"[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
 )
 _PIN = re.compile(
-    r"(?<![^\W_])pin(?:[ -]?(?:code|number))?(?: (?:is|ist|est|es|é))?:? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)(?! (?:to|as|on)(?: the)? (?:high|low|gnd|input|output|esp|arduino|gpio|raspberry))",
+    r"(?<![^\W_])(?:pin(?:[ -]?(?:code|number))?(?: (?:do|da|de la|del|for the|zum|für den?) \w{4,12})?|(?:schlüssel)?tresor-?code|code de la boîte à clés|code (?:du portail|de l['’]alarme))(?: (?:is|ist|est|es|é))?:? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)(?! (?:to|as|on)(?: the)? (?:high|low|gnd|input|output|esp|arduino|gpio|raspberry))",
     re.IGNORECASE,
 )
 # "= input(", "= os.environ[", ": str", "= {{ secret }}"
@@ -138,8 +138,10 @@ def _finding(match: re.Match[str], value: str, score: float) -> Finding:
 
 def trimmed(value: str) -> str:
     """Without the sentence's punctuation; a final ! or ? after a digit may belong to the password."""
-    bare = value.rstrip(".,;:)]}")
-    return bare if bare[-2:-1].isdigit() and bare[-1:] in "!?" else bare.rstrip(".,;:!?)]}")
+    bare = value.split("</")[0].rstrip(".,;:)]}>")
+    marks = sum(not character.isalnum() for character in bare[:-1])
+    kept = bare[-1:] in ("!", "?") and (bare[-2:-1].isdigit() or marks > 2)
+    return bare if kept else bare.rstrip(".,;:!?)]}")
 
 
 def _odd(value: str) -> bool:

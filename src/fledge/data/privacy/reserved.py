@@ -48,7 +48,7 @@ def is_reserved(entity: str, value: str) -> bool:
         return is_fictional(value)
     compact = re.sub(r"[^0-9a-z]", "", value.lower())
     if entity == e.EMAIL_ADDRESS or entity == e.URL_CREDENTIALS:
-        host = value.rsplit("@", 1)[-1].lower()
+        host = re.split(r"@|%40|&[#\w]{1,6};", value)[-1].strip().lower()
         return re.split(r"[/:?#]", host)[0].endswith((".example", ".invalid", ".test"))
     if entity == e.PHONE_NUMBER and _PHONES.fullmatch(re.sub(r"x.*|^00", "", compact)):
         return True

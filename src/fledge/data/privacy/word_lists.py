@@ -20,11 +20,21 @@ def read_words(name: str) -> frozenset[str]:
 @cache
 def read_sections(name: str) -> dict[str, frozenset[str]]:
     """The words of a list with sections below headings such as `[towns]`."""
-    sections: dict[str, frozenset[str]] = {}
+    return {heading: frozenset(" ".join(lines).split()) for heading, lines in _sections(name).items()}
+
+
+@cache
+def read_patterns(name: str) -> dict[str, str]:
+    """The phrases of each section, separated by two blanks, as one regular expression's alternatives."""
+    return {heading: "|".join("  ".join(lines).split("  ")) for heading, lines in _sections(name).items()}
+
+
+def _sections(name: str) -> dict[str, list[str]]:
+    sections: dict[str, list[str]] = {}
     heading = ""
     for line in read_lines(name):
-        if line.startswith("["):
+        if line.startswith("[") and line.endswith("]"):
             heading = line.strip("[]")
         else:
-            sections[heading] = sections.get(heading, frozenset()).union(line.split())
+            sections.setdefault(heading, []).append(line)
     return sections

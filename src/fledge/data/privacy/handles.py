@@ -1,0 +1,111 @@
+"""User names, handles and links to profiles; coordinates.
+
+username: mia_h94      follow me @mia_h94      linkedin.com/in/mia-holm-94      gps 52.51627, 13.37770
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
+
+_SITES = r"insta(?:gram)?|twitter|telegram|snap(?:chat)?|discord|github|tik ?tok|skype|steam|reddit|twitch|mastodon|bluesky|signal|psn|gamertag"
+_NAMED = (
+    r"user[ _-]?(?:name|id)|screen[ _-]?name|handle|login(?:[ _-]?name)?|nick(?:name)?|benutzer(?:name|kennung)|nutzername|nom d['’]utilisateur"
+    r"|pseudo|identifiant|(?:nombre de )?usuario|(?:nome de )?(?:usuário|utilizador)|用户名|ユーザー名|아이디"
+)
+_LABELLED = re.compile(
+    rf"(?<![a-z0-9_])(?:{_NAMED}|{_SITES})[\"']?\]?(?:\s?[:=]|\s(?:is|ist|est|es|é|handle|name)|(?=\s@))\s?[\"']?(?P<value>@?[a-z][a-z0-9._-]{{2,29}}(?:#\d{{4}})?)(?![\w@(\[/]|\.\w)"
+)
+_HANDLE = re.compile(r"(?<![\w@./])@(?=[a-z._]*[\d_])[a-z][\w.]{2,29}(?![\w@(/])")
+_SOCIAL = re.compile(
+    rf"(?<![^\W_])(?:{_SITES}|handle|follow|dm|suivez|folg\w*|sígueme|segue|profile?|account|konto|compte|cuenta|conta)(?![^\W_])"
+)
+_PROFILE = re.compile(
+    r"(?<![\w.])(?:https?://)?(?:[a-z]{2,3}\.)?(?:linkedin\.com/in/|(?:facebook|instagram|twitter|x|threads|vk)\.com/|t\.me/|(?:tiktok|medium|youtube)\.com/@"
+    r"|reddit\.com/u(?:ser)?/|xing\.com/profile/|github\.com/(?=[\w-]+/?(?![\w/.-])))(?P<user>[\w.%-]{3,60})/?(?![\w/])",
+    re.IGNORECASE,
+)
+_NOBODY = frozenset(
+    [
+        "groups",
+        "pages",
+        "events",
+        "hashtag",
+        "search",
+        "watch",
+        "explore",
+        "home",
+        "login",
+        "signup",
+        "share",
+        "sharer",
+        "intent",
+        "marketplace",
+        "about",
+        "privacy",
+        "admin",
+        "root",
+        "user",
+        "users",
+        "username",
+        "test",
+        "guest",
+        "postgres",
+        "ubuntu",
+        "none",
+        "null",
+        "true",
+        "false",
+        "string",
+        "required",
+    ]
+)
+_NUMBER = r"[-+−]?\d{1,3}\.\d{3,}"
+_PAIR = re.compile(rf"(?<![\w.])(?P<lat>{_NUMBER})°? ?[NS]?[,;/ ]\s?(?P<lon>{_NUMBER})°? ?[EWO]?(?![\w.]\d)")
+_KEYED = re.compile(
+    rf"\blat(?:itude)?[\"']?\s?[:=]\s?[\"']?{_NUMBER}[\"']?[,;&\s]+[\"']?(?:lng|lon(?:g|gitude)?)[\"']?\s?[:=]\s?[\"']?{_NUMBER}"
+)
+_DEGREES = re.compile(
+    r"\d{1,2}° ?\d{1,2}['’′] ?\d{1,2}(?:\.\d+)?(?:\"|''|″)? ?[NS],? ?\d{1,3}° ?\d{1,2}['’′] ?\d{1,2}(?:\.\d+)?(?:\"|''|″)? ?[EWO](?!\w)"
+)
+_MAPPED = re.compile(
+    r"(?<![^\W_])(?:lat\w*|lon\w*|gps|geo\w*|co-?ord\w*|koordinat\w*|position|location|standort|ubicación|localização|maps?|pin)(?![^\W_])"
+)
+
+
+def find_handles(clues: Clues) -> Iterator[Finding]:
+    """User names and links to profiles."""
+    for match in _LABELLED.finditer(clues.lower):
+        value = match["value"]
+        odd = value[0] == "@" or re.search(r"\d|[a-z][_-][a-z]", value) is not None
+        if (
+            odd
+            and value.strip("@") not in _NOBODY
+            and not re.fullmatch(r"[a-z_]+_(?:id|name|user|field|input)|v?[\d.]+", value)
+        ):
+            yield Finding(*match.span("value"), e.USERNAME, 0.7)
+    if "@" in clues.text and _SOCIAL.search(clues.lower):
+        for match in _HANDLE.finditer(clues.lower):
+            yield Finding(match.start(), match.end(), e.USERNAME, 0.65)
+    if ".com/" in clues.lower or "t.me/" in clues.lower:
+        for match in _PROFILE.finditer(clues.text):
+            if match["user"].lower() not in _NOBODY:
+                yield Finding(match.start(), match.end(), e.USERNAME, 0.85)
+
+
+def find_coordinates(clues: Clues) -> Iterator[Finding]:
+    """Points on the map; a pair of numbers needs a word or a degree sign beside it."""
+    if clues.digits < 6 or ("." not in clues.text and "°" not in clues.text):
+        return
+    for pattern in (_KEYED, _DEGREES):
+        for match in pattern.finditer(clues.text):
+            yield Finding(match.start(), match.end(), e.LOCATION, 0.8)
+    for match in _PAIR.finditer(clues.text):
+        near = "°" in match[0] or _MAPPED.search(clues.lower, max(0, match.start() - 40), match.start())
+        lat, lon = (float(match[name].replace("−", "-")) for name in ("lat", "lon"))
+        if near and abs(lat) <= 90 and abs(lon) <= 180:
+            yield Finding(match.start(), match.end(), e.LOCATION, 0.8)
