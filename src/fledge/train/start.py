@@ -121,6 +121,4 @@ def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:
     for key, value in requested.items():
         actual = getattr(head.config, key)
         if value != actual:
-            logger.warning(
-                "train.%s=%s has no effect: train.init_head is a head with %s", key, requested, actual
-            )
+            logger.warning("train.%s=%s has no effect: train.init_head is a head with %s", key, value, actual)
