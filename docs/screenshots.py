@@ -62,6 +62,7 @@ def playground(driver: webdriver.Chrome, url: str) -> None:
     find(By.ID, "question").send_keys(QUESTION, Keys.ENTER)
     wait.until(lambda _: "ms per token" in find(By.CSS_SELECTOR, ".turn.assistant .note").text)
     show_a_large_tree(driver)
+    find(By.XPATH, "//button[text()='Tokens']").click()  # who proposed each, instead of the formatted answer
     save(driver, "playground", PLAYGROUND_HEIGHT)
 
 

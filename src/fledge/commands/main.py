@@ -124,7 +124,7 @@ def demo(
         typer.Option(help="folder or fsspec URL of the run", show_default="runs/demo or runs/quick"),
     ] = None,
 ) -> None:
-    """See it work: `run` for a small LLM, in 13 to 21 minutes on two CPU cores."""
+    """See it work: `run` for a small LLM, in 13 to 22 minutes on two CPU cores."""
     recipe = "quick" if quick else "demo"
     run([recipe, *(settings or [])], run_dir)
 
