@@ -65,11 +65,11 @@ class ScriptedHooks(RoundHooks):
 
 
 def _scripted(ordinary: Callable[..., RoundHooks | None]) -> Callable[..., RoundHooks | None]:
-    def made_for(rounds: NativeRounds, made: NativeDraft, plan: Any, *, remembers: bool) -> RoundHooks | None:
+    def made_for(rounds: NativeRounds, made: NativeDraft, plan: Any, *, recent: bool) -> RoundHooks | None:
         runner = None if rounds.drafter is None else rounds.drafter.runner
         script = getattr(runner, "script", None)
         if script is None or rounds.drafter is None or not plan.drafts:
-            return ordinary(rounds, made, plan, remembers=remembers)
+            return ordinary(rounds, made, plan, recent=recent)
         first, topk = rounds.drafter.sizes.topk, plan.bound.topk
         return ScriptedHooks(
             script, rounds.target, rounds.batch, made, first_level=first, topk=topk, features=True

@@ -65,7 +65,6 @@ class HostTable:
     def __init__(self, rows: int, width: int, device: torch.device, padding: int = 0) -> None:
         self._padding, self._numbers = padding, np.full((rows, width), padding, np.int32)
         (self.tensor,) = to_device(device, self._numbers)
-        self._shared = shared(device)
 
     def write(self, row: int, start: int, values: Sequence[int]) -> None:
         """Values into a row from column `start` on."""
@@ -87,7 +86,7 @@ class HostTable:
         return [int(value) for value in self._numbers[row]]
 
     def _send(self, row: int) -> None:
-        if not self._shared:
+        if not shared(self.tensor.device):
             write(self.tensor[row], self._numbers[row])
 
 
@@ -110,9 +109,9 @@ def to_host(value: Any) -> Any:
     packed = parts[0] if len(parts) == 1 else torch.cat(parts)
     host = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
     host.copy_(packed, non_blocking=True)
-    copies: dict[int, Tensor] = {}
-    for number, tensor, part in zip(order, sent, host.split([len(part) for part in parts]), strict=True):
-        copies[number] = part.view(tensor.dtype).view(tensor.shape)
+    received = host.split([len(part) for part in parts])
+    views = (part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(received, sent, strict=True))
+    copies = dict(zip(order, views, strict=True))
     numbers = iter(range(len(found)))
     return map_tensors(value, lambda tensor: tensor if shared(tensor.device) else copies[next(numbers)])
 

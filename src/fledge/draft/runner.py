@@ -18,7 +18,6 @@ from fledge.draft.race import Draws, foreseen
 from fledge.draft.weights import HeadWeights
 from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
-from fledge.target.decoder import on_its_device
 from fledge.target.qkv import rotate_and_store
 from fledge.target.rope import rope_tables
 
@@ -99,7 +98,6 @@ class TorchHeadRunner:
         return 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
 
     @torch.no_grad()
-    @on_its_device
     def forward(
         self,
         batch: ForwardBatch,

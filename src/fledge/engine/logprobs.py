@@ -6,7 +6,6 @@ logits are those of plain decode.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,11 +65,9 @@ def path_logprobs(logits: Tensor, wanted: LogprobRows, rows: Tensor | None, chos
     )
 
 
-def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprob]:
+def token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[TokenLogprob]:
     """Of these tokens, from raw `logits` [R, V]: row r is what token r was chosen from; further rows are left out."""
-    log_probs = torch.log_softmax(logits[: len(token_ids)].float(), -1)
-    best = log_probs.topk(min(top, log_probs.shape[-1]), -1)
-    tokens = torch.tensor(list(token_ids), device=logits.device)
-    chosen = log_probs.gather(1, tokens[:, None])[:, 0].tolist()
-    rows = zip(token_ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
-    return [TokenLogprob(token, value, list(zip(*named, strict=True))) for token, value, *named in rows]
+    path = torch.tensor([token_ids], device=logits.device)
+    rows = torch.arange(len(token_ids), device=logits.device)[None]
+    wanted = LogprobRows(requests=torch.zeros_like(rows[:, 0]), numbers=[0], top=top)
+    return path_logprobs(logits, wanted, rows, path).read([token_ids])[0]

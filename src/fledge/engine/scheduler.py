@@ -92,9 +92,9 @@ class Scheduler:
         """
         queue = [request for request in self.prefilling if _left(request)]
         if self.fair_prefill and not self._overtaken and sum(map(_left, queue)) > rows:
-            first = min(_rank(request, rows)[0] for request in queue)
-            queue = [request for request in queue if _rank(request, rows)[0] == first]
             queue.sort(key=lambda request: _rank(request, rows))
+            first, _ = _rank(queue[0], rows)
+            queue = [request for request in queue if _rank(request, rows)[0] == first]
         chunks: list[PrefillChunk] = []
         budget = rows
         for request in queue:

@@ -69,7 +69,7 @@ class ChatTemplate:
 
     def check_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Raise a TargetError for tools, their calls and their answers if the template knows none."""
-        shown = self._shows_calls_beside_tools if tools else self._shows_calls_alone
+        shown = self.shows_calls if tools else self._shows_calls_alone
         if (tools and not self.takes_tools) or (_has_calls(messages) and not shown):
             raise TargetError("the target's chat template knows no tools: leave them out")
 
@@ -81,13 +81,9 @@ class ChatTemplate:
         except TargetError:
             return False
 
-    @property
+    @cached_property
     def shows_calls(self) -> bool:
         """Whether the template tells the target of calls and their answers, or says itself why it doesn't."""
-        return self._shows_calls_beside_tools
-
-    @cached_property
-    def _shows_calls_beside_tools(self) -> bool:
         return self._shows_calls([_EXAMPLE_TOOL])
 
     @cached_property

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,26 +17,6 @@ from fledge.target.weights import DecoderWeights, LayerWeights
 
 # Rows per lm_head call when only the argmax is wanted: [256, V] float32 at a time, however long the prompt.
 _ARGMAX_ROWS = 256
-
-
-_Self = TypeVar("_Self")
-_Out = TypeVar("_Out")
-_Options = ParamSpec("_Options")
-
-
-def on_its_device(
-    forward: Callable[Concatenate[_Self, ForwardBatch, Tensor, _Options], _Out],
-) -> Callable[Concatenate[_Self, ForwardBatch, Tensor, _Options], _Out]:
-    """Run a forward with its KV's device as the present one, which is where Triton launches kernels."""
-
-    @wraps(forward)
-    def run(
-        self: _Self, batch: ForwardBatch, kv: Tensor, *args: _Options.args, **options: _Options.kwargs
-    ) -> _Out:
-        with torch.cuda.device_of(kv):
-            return forward(self, batch, kv, *args, **options)
-
-    return run
 
 
 class TorchDecoder:
@@ -74,7 +50,6 @@ class TorchDecoder:
         return c.num_layers * 2 * c.num_kv_heads * c.head_dim * self.dtype.itemsize
 
     @torch.no_grad()
-    @on_its_device
     def forward(
         self,
         batch: ForwardBatch,

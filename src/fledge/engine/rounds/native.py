@@ -61,21 +61,21 @@ class NativeRounds(TorchRounds):
         """As `TorchRounds.round`."""
         batch, drafter, clock, selection = self.batch, self.drafter, self.clock, self.target.selection
         size, bound = batch.size, plan.bound
-        # The head has to be able to catch up; without room to remember it is never run.
-        remembers = (
+        # The head has to be able to catch up; without room for that it is never run.
+        recent = (
             not plan.drafts and drafter is not None and drafter.sizes.pending and batch.speculating().some
         )
         draft, drawing = NativeDraft(size, bound), selection.drawing()
         emitted = torch.empty(size * (bound.reach + 2), dtype=torch.int64)
         path = torch.empty(size * (bound.reach + 1), dtype=torch.int64)
         accepted = abi.Accepted(emitted.data_ptr(), path.data_ptr())
-        hooks = self._hooks(draft, plan, remembers=bool(remembers))
+        hooks = self._hooks(draft, plan, recent=bool(recent))
         arguments = (
             self._models,
             self._view(),
             self._terms(plan),
             _drawing(drawing),
-            self._recent() if remembers else abi.Recent(),
+            self._recent() if recent else abi.Recent(),
             abi.Hooks() if hooks is None else hooks.raw,
             draft.raw,
             accepted,
@@ -100,12 +100,12 @@ class NativeRounds(TorchRounds):
         counts: list[int] = done.emitted[:, 0].tolist()
         return counts
 
-    def _hooks(self, draft: NativeDraft, plan: RoundPlan, *, remembers: bool) -> RoundHooks | None:
+    def _hooks(self, draft: NativeDraft, plan: RoundPlan, *, recent: bool) -> RoundHooks | None:
         if not self.target.selection.wants_logits:
             return None
         first = 0 if self.drafter is None else self.drafter.sizes.topk
         topk = plan.bound.topk if plan.drafts else 0
-        features = plan.drafts or remembers
+        features = plan.drafts or recent
         return RoundHooks(self.target, self.batch, draft, first_level=first, topk=topk, features=features)
 
     def _view(self) -> abi.CarriedState:
