@@ -298,6 +298,19 @@ def test_without_keys_a_domain_name_that_leads_here_is_refused(live: Running, ho
     assert HTTP.get(f"{live.url}/v1/models", headers={"host": host}).status_code == status
 
 
+def test_a_large_body_may_name_its_form_in_the_older_way(live: Running) -> None:
+    """It is parsed in a thread, and then once more as what it became."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    large = {
+        **HI,
+        "messages": [*HI["messages"], {"role": "user", "content": " " * 40_000}],
+        "max_tokens": 400,
+    }
+    for body in (HI, large):
+        reply = HTTP.post(f"{live.url}/v1/chat/completions", json={**body, "guided_json": schema})
+        assert reply.status_code != 400 or "context" in reply.text, reply.text
+
+
 def test_a_large_body_is_read_beside_the_event_loop(live: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
     validate = ChatRequest.model_validate.__func__  # type: ignore[attr-defined]

@@ -187,6 +187,14 @@ def test_conversations_are_kept_edited_and_cleared(browser: webdriver.Chrome, li
     assert len(run("return chat.messages")) == 2
     assert len(run("return store.conversations")) == 1
 
+    run("byId('tokens').value = 400; chat.ask('Tell me more')")
+    run("chat.clear()")  # in the middle of an answer: gone, and not kept when it has stopped
+    assert run("return chat.messages") == []
+    wait.until(lambda _: run("return !chat.running"))
+    assert run("return [chat.messages.length, document.querySelectorAll('.turn').length]") == [0, 0]
+    assert run("return store.conversations[0].messages.length") == 2
+    run("chat.open(store.conversations[0])")
+
     run(
         "byId('top-p').value = 7"
     )  # out of bounds: said at the field, in the browser's words, and nothing is sent

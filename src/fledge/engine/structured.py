@@ -199,7 +199,7 @@ class Follower:
     """Follows one answer through its grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
-        self._grammar, self._ends = grammar, grammar.ends
+        self._grammar = grammar
         self._matcher = grammar.matcher.deep_copy()
         self._taken: list[int] = []
         self._broken = False
@@ -230,7 +230,7 @@ class Follower:
         `tokens` and `parents` [N]: the tree, parents first; node 0 is the last token taken. Below a forbidden node
         every token counts as allowed: nothing there is going to be accepted.
         """
-        bits = torch.full((len(nodes), len(self._ends)), -1, dtype=torch.int32)
+        bits = torch.full((len(nodes), len(self._grammar.ends)), -1, dtype=torch.int32)
         wanted = {node: row for row, node in enumerate(nodes)}
         children: dict[int, list[int]] = {}
         for node in range(1, len(parents)):
@@ -247,7 +247,7 @@ class Follower:
         if not self._went(path):
             return [False] * len(tokens)
         if self._matcher.is_stopped():
-            fits = [bool(self._ends[token // 32] >> token % 32 & 1) for token in tokens]
+            fits = [bool(self._grammar.ends[token // 32] >> token % 32 & 1) for token in tokens]
         else:
             fits = [self._matcher.validate_tokens([token]) == 1 for token in tokens]
         self._go_back(len(path))
@@ -296,20 +296,20 @@ class Follower:
         """Fill the rows of `node`, which stands behind `path`, and of all below it."""
         if self._matcher.is_stopped():  # the answer is complete
             if node in wanted:
-                bits[wanted[node]] = self._ends
+                bits[wanted[node]] = self._grammar.ends
             return
         if node in wanted:
             row = bits[wanted[node]]
             self._matcher.unsafe_compute_mask_ptr(row.data_ptr(), row.nbytes)
             if self._revive(path):
-                row[:] = self._ends
+                row[:] = self._grammar.ends
                 return
         for child in children.get(node, ()):
             if tokens[child] >= 0 and self._matcher.try_consume_tokens([tokens[child]]):
                 self._walk(child, [*path, tokens[child]], tokens, children, wanted, bits)
                 self._matcher.rollback(1)
             if self._revive(path) and child in wanted:
-                bits[wanted[child]] = self._ends
+                bits[wanted[child]] = self._grammar.ends
 
 
 def unpacked(bits: Tensor, vocabulary: int) -> Tensor:

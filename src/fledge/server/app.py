@@ -121,7 +121,7 @@ def _add_openai(app: FastAPI, server: Server) -> None:
         earlier = server.conversations.find(client, body.previous_response_id)
         model = server.check_model(body.model)
         rendering = ResponseRenderer(body, model, earlier, server.conversations, client)
-        return await server.respond(body.chat(earlier), request, rendering)
+        return await server.respond(await asyncio.to_thread(body.chat, earlier), request, rendering)
 
     @app.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Json:
@@ -167,7 +167,8 @@ def _add_sglang(app: FastAPI, server: Server) -> None:
     @app.post("/generate", tags=["SGLang"])
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """SGLang's own interface."""
-        return await server.respond(body.completion(), request, NativeRenderer(body, server.tokens))
+        completion = await asyncio.to_thread(body.completion)
+        return await server.respond(completion, request, NativeRenderer(body, server.tokens))
 
     @app.get("/model_info", tags=["SGLang"])
     @app.get("/get_model_info", include_in_schema=False)

@@ -100,13 +100,13 @@ def too_complex() -> ApiError:
     )
 
 
-def too_many_forms(seconds: int) -> ApiError:
+def too_many_forms() -> ApiError:
     """Answers in progress have as many different grammars as memory allows."""
     return ApiError(
         503,
-        f"the answers in progress have too many different schemas and grammars; try again in {seconds} s",
+        f"the answers in progress have too many different schemas and grammars; try again in {_FORMS_RETRY_S} s",
         code="overloaded",
-        headers={"Retry-After": str(seconds)},
+        headers={"Retry-After": str(_FORMS_RETRY_S)},
     )
 
 
@@ -130,7 +130,7 @@ def refused(param: str | None = None) -> Iterator[None]:
     try:
         yield
     except GrammarsFullError as error:
-        raise too_many_forms(_FORMS_RETRY_S) from error
+        raise too_many_forms() from error
     except FledgeError as error:
         raise invalid(str(error), param) from error
 

@@ -217,9 +217,7 @@ class Server:
                 presence_penalty=body.presence_penalty or 0.0,
                 frequency_penalty=body.frequency_penalty or 0.0,
                 logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-                logprobs=body.wanted_logprobs
-                if _copies(body) == (body.n or 1)
-                else body.wanted_logprobs or 0,
+                logprobs=(body.wanted_logprobs or 0) if body.picks else body.wanted_logprobs,
                 prompt_logprobs=body.wanted_prompt_logprobs if isinstance(body, CompletionRequest) else None,
                 stop=[stop for stop in stops if isinstance(stop, str)],
                 structured_outputs=form,
@@ -314,9 +312,9 @@ def _copies(body: ChatRequest | CompletionRequest) -> int:
 
 def _best(body: ChatRequest | CompletionRequest, jobs: Sequence[Job]) -> list[Job]:
     """The n answers to each prompt that are the most likely per token; the best first, as vLLM ranks them."""
-    copies, chosen = _copies(body), []
-    if copies == (body.n or 1):
+    if not body.picks:
         return list(jobs)
+    copies, chosen = _copies(body), []
     for first in range(0, len(jobs), copies):
         ranked = sorted(jobs[first : first + copies], key=_likelihood, reverse=True)
         chosen += ranked[: body.n or 1]

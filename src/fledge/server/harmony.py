@@ -89,7 +89,7 @@ class ChannelReader:
 
     def _body(self, parts: MessageParts, last: bool) -> bool:
         """A message's text, up to its end."""
-        at, mark = min(((at, mark) for mark in _ENDS if (at := self._text.find(mark)) >= 0), default=(-1, ""))
+        at, mark = _end(self._text)
         if at < 0:
             held = 0 if last else max(overlap(self._text, mark) for mark in _ENDS)
             at = len(self._text) - held
@@ -118,9 +118,13 @@ class ChannelReader:
     def _is_call(self, rest: str) -> bool:
         if not self._whole:
             return True
-        at = min((at for mark in _ENDS if (at := rest.find(mark)) >= 0), default=len(rest))
-        cut = at == len(rest) and not self._ended
-        return cut or is_object(JsonObject().valid(rest[:at]))
+        at, mark = _end(rest)
+        return (not mark and not self._ended) or is_object(JsonObject().valid(rest[:at] if mark else rest))
+
+
+def _end(text: str) -> tuple[int, str]:
+    """Where a message's text ends, and the mark there; (-1, "") if it doesn't yet."""
+    return min(((at, mark) for mark in _ENDS if (at := text.find(mark)) >= 0), default=(-1, ""))
 
 
 def grammar(

@@ -164,7 +164,7 @@ class Generation(Sampling):
     def _best_of_several(self) -> Generation:
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise ValueError(f"best_of is {self.best_of}, less than n; leave it out, or raise it")
-        if self.stream and (self.best_of or 1) > (self.n or 1):
+        if self.stream and self.picks:
             raise ValueError("best_of can't be streamed: which answers are best is known at the end")
         return self
 
@@ -178,6 +178,8 @@ class Generation(Sampling):
             if len(guided) > 1:
                 raise ValueError("give one of guided_json, guided_regex, guided_choice and guided_grammar")
             self.structured_outputs = StructuredOutputs.model_validate(guided)
+            for kind in guided:  # now said in one way; a large body is validated twice (`BodyRoute`)
+                setattr(self, f"guided_{kind}", None)
         return self
 
     @model_validator(mode="after")
@@ -193,6 +195,11 @@ class Generation(Sampling):
         if self.structured_outputs is not None and self.response_format is not None:
             raise ValueError("give either response_format or structured_outputs")
         return self
+
+    @property
+    def picks(self) -> bool:
+        """Whether more answers are made than given."""
+        return (self.best_of or 1) > (self.n or 1)
 
     @property
     def form(self) -> dict[str, Any] | None:

@@ -242,24 +242,19 @@ class ResponseRenderer:
             item["arguments"] += call.arguments
             if call.arguments:
                 kind = "response.function_call_arguments.delta"
-                yield {"type": kind, **self._place(item), "delta": call.arguments}
+                yield {"type": kind, **self._place(), "delta": call.arguments}
 
     def _add_text(self, kind: str, part: str, text: str) -> Iterator[Json]:
         if not self._output or self._output[-1]["type"] != kind:
             role: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
             yield from self._open(kind, **role, content=[])
-        item = self._output[-1]
-        if not item["content"]:
             notes: Json = {"annotations": []} if part == "output_text" else {}
-            yield {
-                "type": "response.content_part.added",
-                **self._place(item),
-                "content_index": 0,
-                "part": {"type": part, "text": "", **notes},
-            }
-            item["content"].append({"type": part, "text": "", **notes})
+            empty = {"type": part, "text": "", **notes}
+            yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": empty}
+            self._output[-1]["content"].append(empty)
+        item = self._output[-1]
         item["content"][0]["text"] += text
-        delta = {"type": f"response.{part}.delta", **self._place(item), "content_index": 0, "delta": text}
+        delta = {"type": f"response.{part}.delta", **self._place(), "content_index": 0, "delta": text}
         yield {**delta, "logprobs": []} if part == "output_text" else delta
 
     def _open(self, kind: str, **fields: Any) -> Iterator[Json]:
@@ -267,8 +262,7 @@ class ResponseRenderer:
         item = {"id": f"{_ITEMS[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
         self._output.append(item)
         place = {"output_index": len(self._output) - 1}
-        copy = {**item, "content": []} if "content" in item else {**item}
-        yield {"type": "response.output_item.added", **place, "item": copy}
+        yield {"type": "response.output_item.added", **place, "item": item}
 
     def _end(self) -> Iterator[Json]:
         """The last item of the output is complete."""
@@ -276,7 +270,7 @@ class ResponseRenderer:
             return
         item = self._output[-1]
         item["status"] = "completed"
-        place = self._place(item)
+        place = self._place()
         if item["type"] == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield {"type": "response.function_call_arguments.done", **place, **done}
@@ -288,8 +282,9 @@ class ResponseRenderer:
             yield {"type": "response.content_part.done", **place, "part": part}
         yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
 
-    def _place(self, item: Json) -> Json:
-        return {"item_id": item["id"], "output_index": len(self._output) - 1}
+    def _place(self) -> Json:
+        """Where the last item of the output is."""
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _response(self, job: Job | None) -> Json:
         """The response; `job`: when it is done."""

@@ -71,20 +71,19 @@ class Tokens:
 
         shown = sum(message.characters for message in messages)
         size = _INLINE_CHARS + 1 if tools or options else shown  # of those, nobody has counted the characters
-        return await self._run(encode, size, limited=False)
+        return await self._run(encode, size)
 
     async def text(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of a text; `special`: include the tokens the tokenizer adds around it."""
         _refuse_halves(text, None)
+        self._refuse_long(len(text))
         return await self._run(
             lambda: list(self._tokenizer.encode(text, add_special_tokens=special)), len(text)
         )
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, including special tokens."""
-        return await self._run(
-            lambda: decode(self._tokenizer, token_ids, skip_special=False), len(token_ids), limited=False
-        )
+        return await self._run(lambda: decode(self._tokenizer, token_ids, skip_special=False), len(token_ids))
 
     def check(self, token_ids: Sequence[int], param: str) -> None:
         """Raise an ApiError for ids outside the vocabulary; `param`: the field that holds them."""
@@ -114,9 +113,7 @@ class Tokens:
         raw = _bytes_of(name, byte_level=self._byte_level)
         return raw.decode("utf-8", errors="replace"), raw
 
-    async def _run(self, work: Callable[[], Result], size: int, *, limited: bool = True) -> Result:
-        if limited:
-            self._refuse_long(size)
+    async def _run(self, work: Callable[[], Result], size: int) -> Result:
         if size <= _INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

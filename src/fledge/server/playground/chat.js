@@ -31,14 +31,13 @@ const chat = {
   },
 
   clear() {
-    this.stop();
     this.open({ id: null, messages: [] });
     byId("question").focus();
   },
 
   // Shows a conversation that was kept; whose tokens proposed what isn't.
   open({ id, messages }) {
-    if (this.running) return this.stop();
+    this.stop();
     [this.id, this.messages] = [id, messages];
     store.write("open", id);
     rounds.clear();
