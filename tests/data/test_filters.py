@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fledge.data.filters import Limits, foreign_reason, reject_reason, words
+from fledge.data.filters import Limits, first_unfit, reject_reason, words
 from fledge.data.language import LanguageFilter
 
 GOOD = [
@@ -34,18 +34,12 @@ def test_what_users_write_is_kept(text: str) -> None:
 def test_limits_of_length_are_lengths_that_are_kept(count: int) -> None:
     text = [f"word{n}" for n in range(count)]
     assert reject_reason(" ".join(text), Limits(4, 300)) is None
-    assert foreign_reason([" ".join(text)], Limits(4, 300)) is None
+    assert first_unfit([" ".join(text)], Limits(4, 300)) is None
     one_less, one_more = " ".join(text[1:]), " ".join([*text, "more"])
-    assert (
-        reject_reason(one_less, Limits(count, 300))
-        == foreign_reason([one_less], Limits(count, 300))
-        == "too_short"
-    )
-    assert (
-        reject_reason(one_more, Limits(4, count))
-        == foreign_reason([one_more], Limits(4, count))
-        == "too_long"
-    )
+    assert reject_reason(one_less, Limits(count, 300)) == "too_short"
+    assert first_unfit([one_less], Limits(count, 300)) == (0, "too_short")
+    assert reject_reason(one_more, Limits(4, count)) == "too_long"
+    assert first_unfit([one_more], Limits(4, count)) == (0, "too_long")
 
 
 def test_two_scripts_beside_latin_are_a_question_about_languages_and_three_are_noise() -> None:
@@ -99,7 +93,7 @@ def test_what_is_no_prompt_is_rejected_with_its_reason(text: str, reason: str) -
     ],
 )
 def test_an_assistants_refusal_is_no_prompt(text: str) -> None:
-    assert foreign_reason([text], Limits()) == "refusal"
+    assert first_unfit([text], Limits()) == (0, "refusal")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +108,7 @@ def test_an_assistants_refusal_is_no_prompt(text: str) -> None:
     ],
 )
 def test_a_users_own_trouble_is_no_refusal(text: str) -> None:
-    assert foreign_reason([text], Limits()) is None
+    assert first_unfit([text], Limits()) is None
 
 
 def test_only_what_is_surely_in_another_language_is_rejected() -> None:

@@ -5,13 +5,12 @@ All plants are drafted on one set of answers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -176,7 +175,7 @@ def test_without_forwards_the_rows_of_an_embedding_speak(patient: Patient, tmp_p
 def test_a_target_larger_than_the_memory_is_not_run(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(sys.modules["fledge.doctor.diagnose"], "system_memory", lambda field: 1000)
     target = load_tiny_target(patient.target.folder)
     found = diagnose(target, str(patient.head))
     assert found.findings == []

@@ -11,7 +11,7 @@ import torch
 from fledge.base.errors import HeadError, RecipeError
 from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.draft import DraftVocabulary, HeadConfig
-from fledge.draft.config import HeadSizes
+from fledge.draft.config import ChosenSizes
 from fledge.draft.weights import weight_shapes
 from fledge.target.config import DecoderConfig
 from fledge.train import TrainOptions
@@ -85,7 +85,7 @@ def test_the_recipe_chooses_other_sizes(tiny_target_folder: Path) -> None:
 def test_sizes_that_cannot_be_honoured_are_refused(tiny_target_folder: Path) -> None:
     target = load_tiny_target(tiny_target_folder)
     with pytest.raises(HeadError, match="can't share 4 heads of keys"):
-        HeadSizes(num_heads=6, num_kv_heads=4).complete(target.config)
+        ChosenSizes(num_heads=6, num_kv_heads=4).complete(target.config)
     with pytest.raises(HeadError, match="num_kv_heads"):
         refuse_untrainable(target, TrainOptions(head={"num_heads": 3}))
     with pytest.raises(RecipeError, match="init=target copies"):

@@ -15,8 +15,9 @@ import torch
 from fledge.base.errors import DataError, FingerprintError, FledgeError, HeadError, RecipeError, StorageError
 from fledge.base.storage import exists, read_json
 from fledge.bench import BenchResult, Summary
+from fledge.heads import Head
 from fledge.run.closing import close_load, compare_run_folders
-from fledge.run.estimate import Expected, estimate
+from fledge.run.estimate import Calibration, Expected, estimate
 from fledge.run.folder import Run, head_digest
 from fledge.run.pipeline import run_pipeline, run_stage
 from fledge.run.recipe import Recipe, load_recipe
@@ -566,6 +567,9 @@ def test_the_shipped_head_of_this_target_stands_beside_the_runs_own(
     shutil.copy(finished_run / "data.json", shipped)
     monkeypatch.setattr("fledge.released.FOLDER", tmp_path / "released")
     shutil.rmtree(run_copy / "bench")
+    options = recipe.train.model_copy(update={"init_head": "released"})
+    going_on = Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run"))
+    assert Calibration(going_on).head_config == Head.load(str(shipped)).config  # as the estimate shows it
 
     run_pipeline(Run(recipe, str(run_copy)))
 

@@ -73,6 +73,7 @@ def make_card(
     words = Counter(_bin(len(" ".join(p.turns).split())) for p in read_prompts(prompts_url))
     turns = Counter(len(prompt.turns) for prompt in read_prompts(prompts_url))
     origins = Counter((prompt.source, prompt.licence) for prompt in read_prompts(prompts_url))
+    answered = _made_from(conversations_url) if conversations_url else None
     card: dict[str, Any] = {
         "format": 1,
         "sources": [
@@ -101,9 +102,9 @@ def make_card(
             "kept": parts.get("prompts.languages") or ["all"],
             "names_not_covered": uncovered_languages(summary.losses),
         },
-        "personal_data": _personal_data(parts, _made_from(conversations_url) if conversations_url else None),
+        "personal_data": _personal_data(parts, answered),
         "made_from": {"prompts": _public(parts)}
-        | ({"respond": _public(_made_from(conversations_url))} if conversations_url else {}),
+        | ({} if answered is None else {"respond": _public(answered)}),
         "versions": _versions(),
     }
     if conversations_url is not None and Manifest.load(conversations_url).records:

@@ -73,12 +73,6 @@ def reject_reason(text: str, limits: Limits, special_tokens: Iterable[str] = ())
     return "answered" if _ANSWERED.search(text) else None
 
 
-def foreign_reason(turns: Sequence[str], limits: Limits, special_tokens: Iterable[str] = ()) -> str | None:
-    """The first reason to reject a human-written conversation: as above, but it may contain "Answer:"."""
-    unfit = first_unfit(turns, limits, special_tokens)
-    return None if unfit is None else unfit[1]
-
-
 def first_unfit(
     turns: Sequence[str], limits: Limits, special_tokens: Iterable[str] = ()
 ) -> tuple[int, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fledge.base.errors import DataError
@@ -35,7 +35,7 @@ def _uncovered(text: str) -> str | None:
         return None
     if len(words(start)) < _FEW_WORDS:
         return None
-    scores = dict(_identifier().rank(start))
+    scores = _scores(start)
     likeliest = max(scores, key=scores.__getitem__)
     return likeliest if max(scores[name] for name in COVERED) < scores[likeliest] - _DOUBT else None
 
@@ -62,8 +62,14 @@ class LanguageFilter:
         """Whether the text is in a wanted language, or too short or ambiguous to tell."""
         if not self._wanted or len(words(text)) < _FEW_WORDS:
             return True
-        scores = dict(_identifier().rank(text[:_CHARACTERS]))
+        scores = _scores(text[:_CHARACTERS])
         return max(scores[language] for language in self._wanted) > max(scores.values()) - _DOUBT
+
+
+@lru_cache(maxsize=64)
+def _scores(start: str) -> dict[str, float]:
+    """Log likelihood by language; kept, since a row is asked for both reasons, and not to be changed."""
+    return dict(_identifier().rank(start))
 
 
 @cache

@@ -170,9 +170,11 @@ def _summary(
     losses: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for prompt in read_prompts(output_url):
         losses[prompt.source].update(prompt.losses)
+    all_rejects = reject_counts(output_url)
     for options, pool in zip(chosen, pools, strict=True):
         source = opened.get(pool.name)
         rejects = reject_counts(pool.url)
+        all_rejects.update(rejects)
         fit = Manifest.load(pool.url).records
         contaminated.update(
             {file: n for (reason, file), n in rejects.items() if reason == "evaluation" and file}
@@ -196,7 +198,7 @@ def _summary(
             }
         )
     fields = asdict(selected)
-    rejected = by_reason(reject_counts(output_url, *(pool.url for pool in pools)))
+    rejected = by_reason(all_rejects)
     fields["duplicates"] = {name: rejected[name] for name in selected.duplicates}
     return {
         "rows": sum(source["rows"] for source in sources),

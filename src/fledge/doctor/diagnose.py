@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-import psutil
 import torch
 
 from fledge.base.errors import HeadError
+from fledge.base.memory import system_memory
 from fledge.doctor.files import file_findings, is_half
 from fledge.doctor.findings import Finding, Measured, Progress, Steps
 from fledge.doctor.hypotheses import NO_EMBEDDING, different_rows
@@ -119,7 +119,7 @@ def _not_runnable(target: Target) -> str:
         return f"fledge's decoder can't run {target.name}"
     size = target.config.weight_count * target.dtype.itemsize
     cuda = target.device.type == "cuda"
-    free = torch.cuda.mem_get_info(target.device)[0] if cuda else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(target.device)[0] if cuda else system_memory("MemAvailable")
     if size <= free or "weights" in target.__dict__:
         return ""
     return (

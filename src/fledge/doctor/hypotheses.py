@@ -226,7 +226,7 @@ def _attention(head: Head) -> Iterator[Hypothesis]:
 def _transposed(head: Head) -> Iterator[Hypothesis]:
     """A matrix, or a square block of one, written in the other order of rows and columns."""
     parts, size = _parts(head), head.config.hidden_size
-    for names in ("qkv", *(name for name in _MATRICES)):
+    for names in ("qkv", *_MATRICES):
         wanted = list(names) if names == "qkv" else [names]
         yield Hypothesis(
             "transposed",

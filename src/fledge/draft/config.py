@@ -18,7 +18,7 @@ _LATENT_HEAD_DIM, _LATENT_KV_HEADS = 128, 8
 
 
 @dataclass(frozen=True)
-class HeadSizes:
+class ChosenSizes:
     """Sizes of a new head that aren't fixed by its target; None: chosen by `complete`."""
 
     intermediate_size: int | None = None
@@ -110,7 +110,7 @@ class HeadConfig:
         *,
         fc_norm: bool = False,
         norm_output: bool = False,
-        sizes: HeadSizes = HeadSizes(),
+        sizes: ChosenSizes = ChosenSizes(),
     ) -> HeadConfig:
         """A head as wide as its target; context length and RoPE are inherited too."""
         return cls(

@@ -80,6 +80,8 @@ class ServedExtractor:
 
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
         """The conversations' samples, in order; several requests run at once."""
+        if self._model is None:
+            self._model = self._only_model()
         with ThreadPoolExecutor(self._concurrency) as pool:
             states = list(pool.map(self._states, conversations))
         self.refused += states.count(None)
@@ -90,8 +92,6 @@ class ServedExtractor:
         """The hidden states [n, 4, Ht] that the server wrote, None if it refuses; the file is removed."""
         import httpx2
 
-        if self._model is None:
-            self._model = self._only_model()
         body = {"model": self._model, "prompt": conversation.token_ids, "max_tokens": 1, "temperature": 0.0}
         try:
             reply = self._answer(body)

@@ -209,11 +209,13 @@ def compile_kernels(compiler: str, name: str) -> Path:
 @functools.cache
 def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
     """The kernels for an instruction set, started; or None and the reason."""
-    path, compiler = prebuilt(f"fledge-{name}"), find_compiler()
-    if path is None and not compiler:
-        return None, "no C++ compiler was found (install g++, or set CXX)"
+    path = prebuilt(f"fledge-{name}")
     try:
-        loaded = ctypes.CDLL(str(path or compile_kernels(compiler or "", name)))
+        if path is None:
+            if not (compiler := find_compiler()):
+                return None, "no C++ compiler was found (install g++, or set CXX)"
+            path = compile_kernels(compiler, name)
+        loaded = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"{error} (FLEDGE_CACHE names another folder to keep them in)"
     except RuntimeError as error:

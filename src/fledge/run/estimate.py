@@ -195,7 +195,7 @@ class Calibration:
     """Speeds on this machine, each measured on first use."""
 
     def __init__(self, run: Run) -> None:
-        self._recipe, self._target = run.recipe, run.target
+        self._run, self._recipe, self._target = run, run.recipe, run.target
         self._length = min(_SAMPLE_TOKENS, run.target.config.max_position_embeddings)
 
     @cached_property
@@ -247,11 +247,12 @@ class Calibration:
         """Number of weights of the head to be trained."""
         return sum(math.prod(shape) for shape in weight_shapes(self.head_config).values())
 
-    @property
+    @cached_property
     def head_config(self) -> HeadConfig:
         """The shape of the head to be trained."""
-        if self._recipe.train.init_head is not None:
-            return Head.load(self._recipe.train.init_head).config
+        start = self._run.train_options.init_head  # `released` is a folder by now
+        if start is not None:
+            return Head.load(start).config
         sizes = self._recipe.train.head.sizes
         return HeadConfig.for_target(self._target.config, self._draft_vocab_size, sizes=sizes)
 

@@ -11,7 +11,7 @@ from fledge.base.errors import EngineError, RecipeError
 from fledge.base.plugs import imported
 
 if TYPE_CHECKING:
-    from fledge.draft.config import HeadSizes
+    from fledge.draft.config import ChosenSizes
     from fledge.train.loss import LossFunction, LossMix
 
 LossName = Literal["kl", "hard", "tv", "lk"]
@@ -36,11 +36,11 @@ class HeadOptions(BaseModel):
     )
 
     @property
-    def sizes(self) -> HeadSizes:
+    def sizes(self) -> ChosenSizes:
         """The sizes to make a head with."""
-        from fledge.draft.config import HeadSizes
+        from fledge.draft.config import ChosenSizes
 
-        return HeadSizes(self.intermediate_size, self.num_heads, self.num_kv_heads)
+        return ChosenSizes(self.intermediate_size, self.num_heads, self.num_kv_heads)
 
 
 class TrainOptions(BaseModel):

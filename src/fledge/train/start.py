@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fledge.base.errors import DataError
 from fledge.draft import DraftVocabulary, HeadConfig, HeadMetadata, HeadWeights, count_generated
-from fledge.draft.config import HeadSizes
+from fledge.draft.config import ChosenSizes
 from fledge.draft.weights import weight_shapes
 from fledge.features import SampleInfo
 from fledge.heads import Head
@@ -85,14 +85,14 @@ def random_head(
     keep_output: bool = False,
     fc_norm: bool = False,
     norm_output: bool = False,
-    sizes: HeadSizes | None = None,
+    sizes: ChosenSizes | None = None,
 ) -> Head:
     """A head of these sizes: matrices normal with variance 1 / inputs, norms 1, with a fixed seed.
 
     `keep_output` copies the final norm and lm_head from the target.
     """
     config = HeadConfig.for_target(
-        target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output, sizes=sizes or HeadSizes()
+        target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output, sizes=sizes or ChosenSizes()
     )
     generator = torch.Generator().manual_seed(0)
     source = target.ends
@@ -115,9 +115,7 @@ def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:
     """Training continues from a head with its own shape; warn of options for a new head that differ."""
     requested = {key: getattr(options, key) for key in ("draft_vocab_size", "fc_norm", "norm_output")}
     requested = {key: value for key, value in requested.items() if key in options.model_fields_set}
-    requested |= options.head.model_dump(
-        include={"intermediate_size", "num_heads", "num_kv_heads"}, exclude_none=True
-    )
+    requested |= options.head.model_dump(exclude_none=True)
     for key, value in requested.items():
         actual = getattr(head.config, key)
         if value != actual:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fledge.base.errors import TargetError
 from fledge.base.storage import exists, join, read_json
-from fledge.draft.config import HeadSizes, LayerSizes
+from fledge.draft.config import ChosenSizes, LayerSizes
 from fledge.target.config import as_transformers_reads
 
 
@@ -143,7 +143,7 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         layers=layers,
         hidden=hidden,
         vocab=size("vocab_size"),
-        head=HeadSizes().complete(
+        head=ChosenSizes().complete(
             _Sizes(hidden, mlp, heads, kv_heads, head_dim, experts > 1, bool(raw.get("kv_lora_rank")))
         ),
         attention=attention,

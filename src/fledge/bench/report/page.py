@@ -41,8 +41,8 @@ class Page:
         self.served = served_view(facts.load)
         levels = bench.levels if bench else []
         self.swept = list(dict.fromkeys(row.engine for row in levels))
-        self.gain_chart = gain_chart(level_gains(levels), naming)
-        self.gain_note = gain_note(level_gains(levels), naming)
+        gains = level_gains(levels)
+        self.gain_chart, self.gain_note = gain_chart(gains, naming), gain_note(gains, naming)
         self.tpot_chart = figures.load_chart(levels, naming, "median_tpot_ms")
         self.ttft_chart = figures.load_chart(levels, naming, "median_ttft_ms")
         self.load_note = speed.load_note(levels, naming)

@@ -53,7 +53,7 @@ def find_people(clues: Clues) -> Iterator[Finding]:
     if "@" in clues.text:
         for pattern in (_MENTION, _MAILBOX):
             for match in pattern.finditer(clues.text):
-                if _may_begin(clues, match["name"].split(" ")[0].lower()):
+                if _may_begin(match["name"].split(" ")[0].lower()):
                     yield Finding(*match.span("name"), e.PERSON, 0.7)
 
 
@@ -185,7 +185,7 @@ def _is_rare(clues: Clues, word: str) -> bool:
     )
 
 
-def _may_begin(clues: Clues, word: str) -> bool:
+def _may_begin(word: str) -> bool:
     words = lexicon()
     return (
         word not in NOT_NAMES and word not in NOBODY and (words.is_any_name(word) or word not in words.common)
@@ -213,7 +213,7 @@ def _in_lists(clues: Clues) -> Iterator[Finding]:
             start = clues.text.index(name, at)
             at = start + len(name)
             first = name.split(" ")[0].lower()
-            if _may_begin(clues, first) or (" " in name and not words.is_word(first)):
+            if _may_begin(first) or (" " in name and not words.is_word(first)):
                 yield Finding(start, at, e.PERSON, _CUED)
 
 

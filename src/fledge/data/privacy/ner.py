@@ -124,21 +124,23 @@ def _presidio(model: NerModel) -> EntityRecognizer:
 
 
 def _gliner(model: NerModel) -> EntityRecognizer:
-    from presidio_analyzer.predefined_recognizers.ner.gliner_recognizer import GLiNERRecognizer
-
-    return GLiNERRecognizer(
-        model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=_threshold(model)
+    make = _fresh("gliner_recognizer").GLiNERRecognizer
+    return cast(
+        EntityRecognizer,
+        make(model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=_threshold(model)),
     )
 
 
 def _transformers(model: NerModel) -> EntityRecognizer:
-    from presidio_analyzer.predefined_recognizers.ner import huggingface_ner_recognizer as module
-
-    # A filter without models may have imported it without transformers (`countries.without_models`).
-    make = importlib.reload(module).HuggingFaceNerRecognizer
+    make = _fresh("huggingface_ner_recognizer").HuggingFaceNerRecognizer
     return cast(
         EntityRecognizer, make(model_name=model.model, label_mapping=LABELS, threshold=_threshold(model))
     )
+
+
+def _fresh(module: str) -> Any:
+    """Presidio's module; a filter without models may have imported it without torch (`countries.without_models`)."""
+    return importlib.reload(importlib.import_module(f"presidio_analyzer.predefined_recognizers.ner.{module}"))
 
 
 def _threshold(model: NerModel) -> float:

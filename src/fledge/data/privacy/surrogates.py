@@ -16,7 +16,6 @@ from fledge.data.privacy import fiction
 from fledge.data.seeds import derive_seed
 
 _PARTICLE = re.compile(r"[a-zà-ÿ]")
-_MONTH = re.compile(r"[^\W\d_]{3,}")
 
 
 class Surrogates:

@@ -49,6 +49,7 @@ _OTHER_NAMES = (
     "Assistant|AI|Bot|Chatbot|Answer|A|Response|GPT|ChatGPT|Output|Solution|Completion"
     "|Antwort|Assistent|Réponse|Asistente|Respuesta|Assistente|Resposta|助手|回答|答"
 )
+_OTHERS = frozenset(_OTHER_NAMES.lower().split("|"))
 _NAMES = rf"{_USER_NAMES}|{_OTHER_NAMES}|System|Input|Context"
 _SPEAKER = re.compile(
     rf"(?:(?:^|(?<=\n))[ \t]*(?P<hash>\#{{2,4}}[ ]?)?|(?P<inline>\#\#\#[ ]?))(?:\*\*)?"
@@ -187,7 +188,7 @@ def _alternates(names: list[str]) -> bool:
 
 def _speaker(name: str) -> Role:
     name = name.lower().removeprefix("gpt4 correct ")
-    if name in _OTHER_NAMES.lower().split("|"):
+    if name in _OTHERS:
         return "assistant"
     return "system" if name == "system" else "tool" if name in ("input", "context") else "user"
 
