@@ -7,11 +7,9 @@ wheel has none of them and runs anywhere; the kernels are then compiled where it
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import runpy
-import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +24,11 @@ class PrebuiltKernels(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the libraries to the wheel, and the platform to its tag."""
-        compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+        package = Path(self.root) / "src" / "fledge"
+        self.settings = settings = runpy.run_path(str(package / "native" / "instruction_sets.py"))
+        compiler = settings["find_compiler"]()
         if version == "editable" or platform.system() != "Linux" or not compiler:
             return
-        package = Path(self.root) / "src" / "fledge"
-        settings = runpy.run_path(str(package / "native" / "instruction_sets.py"))
         self.folder = tempfile.TemporaryDirectory()
         jobs = [
             (f"{name}-{isa}", package / room, (*flags, *wanted.flags))
@@ -57,11 +55,9 @@ class PrebuiltKernels(BuildHookInterface[Any]):
     def _compile(self, compiler: str, name: str, sources: Path, flags: tuple[str, ...]) -> Path | None:
         built = Path(self.folder.name) / f"{name}.so"
         units = sorted(map(str, sources.glob("*.cpp")))
-        ended = subprocess.run(
-            [compiler, *flags, *units, "-o", built], capture_output=True, text=True, check=False
-        )
+        command = self.settings["compiler_command"](compiler, flags, units, built)
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if ended.returncode:
             self.app.display_warning(f"{name} is left out: {compiler} can't compile it\n{ended.stderr[:500]}")
             return None
-        checksum = hashlib.sha256(built.read_bytes()).hexdigest()[:16]
-        return built.rename(built.with_name(f"{name}-{checksum}.so"))
+        return built.rename(built.with_name(self.settings["named"](name, built)))

@@ -31,7 +31,7 @@ def results(compiler: str, isa: str, folder: Path, run: Sequence[str] = ()) -> R
     library, program = build.compile_kernels(compiler, isa), folder / isa
     flags = ("-std=c++17", "-O1", *build.INSTRUCTION_SETS[isa].flags, f"-I{Path(build.__file__).parent}")
     linked = (str(library), f"-Wl,-rpath,{library.parent}")
-    subprocess.run([compiler, *flags, str(MAIN), *linked, "-o", str(program)], check=True)
+    subprocess.run(build.compiler_command(compiler, flags, (str(MAIN), *linked), program), check=True)
     told = subprocess.run([*run, str(program)], check=True, capture_output=True, text=True).stdout
     lines = [line.split() for line in told.splitlines()]
     return [(name, np.array(values, dtype=np.float64)) for name, *values in lines]

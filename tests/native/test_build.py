@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,3 +88,16 @@ def test_a_cache_that_cannot_be_written_is_said_and_another_helps(
     monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "other"))
     with pytest.raises(AttributeError, match="fledge_mirrored"):  # the small library is compiled and loaded
         build._load.__wrapped__("avx2")
+
+
+def test_zig_compiles_where_there_is_no_other_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(origin="/a folder/ziglang/__init__.py") if name == "ziglang" else None
+
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", found)
+    compiler = build.find_compiler()
+    assert compiler is not None
+    command = build.compiler_command(compiler, ("-march=x86-64-v4", "-O3"), ("a.cpp",), Path("a.so"))
+    assert command == ["/a folder/ziglang/zig", "c++", "-march=x86_64_v4", "-O3", "a.cpp", "-o", "a.so"]

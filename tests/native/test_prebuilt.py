@@ -36,10 +36,13 @@ def add(folder: Path, built: Path, name: str) -> Path:
 @pytest.mark.kernels
 def test_without_a_compiler_the_wheels_libraries_are_loaded(without_compiler: Path) -> None:
     isa = build.available_isas()[-1]
-    assert build._load.__wrapped__(isa)[1] == "no C++ compiler was found (install g++, or set CXX)"
+    assert build._load.__wrapped__(isa)[1].startswith("no C++ compiler was found (install g++, or pip")
     assert kernels._library.__wrapped__() is None
     add(without_compiler, build.compile_kernels(COMPILER, isa), f"fledge-{isa}")
-    trains = build.compile_library(COMPILER, "train", Path(kernels.__file__).parent, kernels.TRAIN_FLAGS)
+    try:
+        trains = build.compile_library(COMPILER, "train", Path(kernels.__file__).parent, kernels.TRAIN_FLAGS)
+    except RuntimeError as error:
+        pytest.skip(f"no OpenMP: {error}")
     add(without_compiler, trains, f"train-{isa}")
     library, reason = build._load.__wrapped__(isa)
     assert reason == ""

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -22,7 +21,13 @@ from fledge.base import disk
 from fledge.base.errors import EngineError
 from fledge.native import abi
 from fledge.native.cgroup import own_groups
-from fledge.native.instruction_sets import FLAGS, INSTRUCTION_SETS
+from fledge.native.instruction_sets import (
+    FLAGS,
+    INSTRUCTION_SETS,
+    compiler_command,
+    find_compiler,
+    named,
+)
 
 logger = logging.getLogger("fledge.once")
 
@@ -141,15 +146,10 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def find_compiler() -> str | None:
-    """$CXX, or the C++ compiler on the path."""
-    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-
-
 def prebuilt(name: str) -> Path | None:
     """The library of that name which came with the wheel; None without one, or if it is damaged."""
     for library in PREBUILT.glob(f"{name}-*.so"):
-        if library.name == _named(name, library):
+        if library.name == named(name, library):
             return library
         logger.warning("%s is damaged; install fledge again", library)
     return None
@@ -169,7 +169,7 @@ def compile_library(compiler: str, name: str, folder: Path, flags: Sequence[str]
     known = f"{name}-{digest.hexdigest()[:16]}"
     for built in cache.glob(f"{known}-*.so"):
         with suppress(FileNotFoundError):  # another process was faster to delete it
-            if built.name == _named(known, built):
+            if built.name == named(known, built):
                 return built
             logger.warning("%s is damaged; compiling it again", built)
             built.unlink()
@@ -178,20 +178,15 @@ def compile_library(compiler: str, name: str, folder: Path, flags: Sequence[str]
     logger.info("compiling the kernels %s for this processor, up to a minute", name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         built = Path(scratch) / "built.so"
-        command = [compiler, *flags, *units, "-o", str(built)]
+        command = compiler_command(compiler, flags, units, built)
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"{compiler} could not compile the kernels ({_first_error(result.stderr)})")
         disk.write_through(built)
-        target = cache / _named(known, built)
+        target = cache / named(known, built)
         os.replace(built, target)
     disk.write_through(cache)
     return target
-
-
-def _named(known: str, built: Path) -> str:
-    """The name of a library in the cache. It ends with its checksum: loading half a library is a bus error."""
-    return f"{known}-{hashlib.sha256(built.read_bytes()).hexdigest()[:16]}.so"
 
 
 def _first_error(output: str) -> str:
@@ -213,7 +208,7 @@ def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
     try:
         if path is None:
             if not (compiler := find_compiler()):
-                return None, "no C++ compiler was found (install g++, or set CXX)"
+                return None, "no C++ compiler was found (install g++, or pip install ziglang, or set CXX)"
             path = compile_kernels(compiler, name)
         loaded = ctypes.CDLL(str(path))
     except OSError as error:

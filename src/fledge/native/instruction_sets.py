@@ -1,10 +1,17 @@
-"""What the C++ is compiled for: instruction sets, what they need, and the compiler's flags.
+"""What the C++ is compiled with and for: the compiler, instruction sets, what they need, and their flags.
 
 hatch_build.py runs this file when fledge isn't installed yet, so it imports nothing else of the package.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread")
@@ -22,6 +29,7 @@ TRAIN_FLAGS = (
     "-freciprocal-math",
     "-shared",
     "-fPIC",
+    "-Wl,-z,defs",  # a compiler without OpenMP's library says so
 )
 
 
@@ -45,6 +53,29 @@ INSTRUCTION_SETS = {  # by their names in $FLEDGE_ISA, the fastest first
     ),
     "avx512bf16": InstructionSet("AVX-512 bf16", "x86_64", _BF16, _BF16_FLAGS),
     "avx512": InstructionSet("AVX-512", "x86_64", _AVX512, ("-march=x86-64-v4",)),
-    "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-mavx2", "-mfma")),
-    "neon": InstructionSet("NEON", "aarch64", frozenset({"asimd"}), ("-march=armv8-a",)),
+    "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-march=x86-64", "-mavx2", "-mfma")),
+    "neon": InstructionSet("NEON", "aarch64", frozenset({"asimd"}), ("-mcpu=generic",)),
 }  # fmt: skip
+
+
+def find_compiler() -> str | None:
+    """The command of a C++ compiler: $CXX, the one on the path, or that of the package ziglang, if there is any."""
+    if compiler := os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"):
+        return compiler
+    package = importlib.util.find_spec("ziglang")
+    if package is None or package.origin is None:
+        return None
+    return f"{shlex.quote(str(Path(package.origin).with_name('zig')))} c++"
+
+
+def compiler_command(compiler: str, flags: Sequence[str], units: Sequence[str], built: Path) -> list[str]:
+    """The command that compiles and links the files `units` into the library `built`."""
+    command = shlex.split(compiler)
+    if Path(command[0]).name == "zig":  # which writes processors in its own way
+        flags = [flag.replace("x86-64", "x86_64").replace("-v4", "_v4") for flag in flags]
+    return [*command, *flags, *units, "-o", str(built)]
+
+
+def named(known: str, built: Path) -> str:
+    """A library's file name. It ends with its checksum, for loading half a library is a bus error."""
+    return f"{known}-{hashlib.sha256(built.read_bytes()).hexdigest()[:16]}.so"
