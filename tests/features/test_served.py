@@ -308,3 +308,5 @@ def test_addresses_may_stand_alone() -> None:
         assert servers.urls[0] == "http://a"
     with pytest.raises(ValueError, match="urls"):
         FeatureOptions.model_validate({"server": []})
+    with pytest.raises(ValueError, match="not the last hidden state"):
+        FeatureServers.model_validate({"urls": ["http://a"], "engine": "sglang"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Codec = Literal["bf16", "fp8"]
 
@@ -17,7 +17,7 @@ class FeatureServers(BaseModel):
     urls: tuple[str, ...] = Field(
         min_length=1, description="addresses, such as http://localhost:8000; each does a share of the work"
     )
-    engine: Literal["vllm"] = Field("vllm", description="what the servers are")
+    engine: Literal["vllm", "sglang"] = Field("vllm", description="what the servers are; sglang is refused")
     model: str = Field("", description="the served model; empty: the only one a server lists")
     concurrency: int = Field(8, ge=1, le=1024, description="requests at once to each")
     ahead: int = Field(
@@ -32,6 +32,16 @@ class FeatureServers(BaseModel):
     backoff_s: float = Field(
         1.0, ge=0.0, description="first pause, also of a server that failed; doubled before each later one"
     )
+
+    @field_validator("engine")
+    @classmethod
+    def _writes_all_layers(cls, engine: str) -> str:
+        if engine == "sglang":
+            raise ValueError(
+                "SGLang (0.5.23) returns the three feature layers as JSON numbers, and not the last hidden state with "
+                "them; serve the target in vLLM for this stage, or set features.device_map"
+            )
+        return engine
 
     @model_validator(mode="before")
     @classmethod
