@@ -118,8 +118,6 @@ FURTHER: dict[str, Callable[[Any], dict[str, Any]]] = {
         "qkv": torch.cat((w.qkv[: -2 * KV].view(-1, 32, 2 * H).flip(0).flatten(0, 1), w.qkv[-2 * KV :]))
     },
     "q, k, v fused by group": lambda w: {"qkv": by_group(w.qkv)},
-    "hidden and input norm swapped": lambda w: {"hidden_norm": w.input_norm, "input_norm": w.hidden_norm},
-    "post norm and norm swapped": lambda w: {"post_norm": w.norm, "norm": w.post_norm},
     "o one head off": lambda w: {"o": w.o.roll(32, 1)},
     "o lost": lambda w: {"o": w.o * 0},
     "o negated": lambda w: {"o": -w.o},
@@ -132,7 +130,6 @@ FURTHER: dict[str, Callable[[Any], dict[str, Any]]] = {
     "fc one column off": lambda w: {"fc": w.fc.roll(1, 1)},
     "lm_head reversed": lambda w: {"lm_head": w.lm_head.flip(0)},
     "lm_head negated": lambda w: {"lm_head": -w.lm_head},
-    "norm reversed": lambda w: {"norm": w.norm.flip(0)},
     "d2t of another head": lambda w: {"d2t": w.d2t.flip(0)},
     "half of lm_head lost": lambda w: {"lm_head": torch.cat((w.lm_head[:100] * 0, w.lm_head[100:]))},
 }

@@ -7,6 +7,7 @@ suspected mistake undone. If undoing it makes the head clearly better, the head 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -158,7 +159,12 @@ class Probe:
         cosines = mine @ theirs.T  # [rows, rows]
         matching, best = cosines.diagonal().median(), cosines.max(dim=1).values.median()
         misplaced = float((cosines.argmax(dim=1) != torch.arange(len(ids))).float().mean())
-        if float(best) > _RELATED and float(matching) < float(best) / 2 and misplaced > 0.5:
+        chance = math.sqrt(2 * math.log(len(ids)) / head.config.hidden_size)  # the best of unrelated rows
+        if (
+            float(best) > max(_RELATED, 1.5 * chance)
+            and float(matching) < float(best) / 2
+            and misplaced > 0.5
+        ):
             yield Finding(
                 "vocabulary-order",
                 f"{misplaced:.0%} of the rows of lm_head look like the target's rows of other tokens than d2t says",
