@@ -194,9 +194,8 @@ class Trainer:
             self._log(None, 0.0, 0.0, clock, progress)
         stop = threading.Event()  # set by SIGTERM: save, then end
         with closing(self._writer), freed_memory_is_kept(), on_sigterm(stop.set):
-            for batch in read_ahead(
-                range(self._step, self.total), self._read_step, self._source.ahead, self._source.readers
-            ):
+            ahead, threads = self._source.ahead, self._source.readers
+            for batch in read_ahead(range(self._step, self.total), self._read_step, ahead, threads):
                 number, every = self._step + 1, self._options.log_every
                 logs = number % every == 0 or self._measures_tau_at(number)
                 measures = self._learner.learn(batch, self._step_weights, measure=logs, team=self._team)
