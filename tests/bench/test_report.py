@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fledge import released
 from fledge.bench.report import ReportFacts, render_report, training_facts, write_report
 from fledge.bench.report.charts import Axes, Series, column_chart, line_chart, nice_ticks
+from fledge.bench.report.facts import TrainingFacts
 from fledge.bench.report.figures import running_mean, thinned
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
 from fledge.bench.report.rounds import shape_table
@@ -230,3 +231,14 @@ def test_curves_of_several_trainings_mark_where_each_began(tmp_path: Path) -> No
     once = training_facts(str(head), str(tmp_path / "metrics.jsonl"))
     assert once is not None
     assert once.restarts == []
+
+
+def test_the_curve_shows_which_weights_were_kept() -> None:
+    tau = [(step, 2.0 - abs(step - 40) / 100) for step in range(0, 100, 10)]
+    facts = ReportFacts("t", training=TrainingFacts(tau=tau, kept=(40, 2.0)))
+    (view,) = training_views(facts, name_engines(["trained"]))
+    assert view.tau.count('class="across"') == 1
+    assert "the head is as it was there" in view.note
+    assert [(tile.figure, tile.caption) for tile in view.tiles] == [
+        ("2.00", "τ of drafted chains at step 40, whose weights are the head, on held-out conversations")
+    ]

@@ -6,7 +6,8 @@ All plants are drafted on one set of answers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from torch import Tensor
 
 from fledge.doctor import PROMPTS, diagnose
 from fledge.doctor.diagnose import _forwards
+from fledge.doctor.hypotheses import Hypothesis, hypotheses
 from fledge.doctor.probe import Probe
 from fledge.engine import Engine
 from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
 from fledge.released import head_url
 from fledge.target import Target
+from fledge.train import TrainOptions, train
 from tests.doctor.conftest import TOKENS, Patient
 from tests.heads.tiny_head import load_tiny_target
 
@@ -100,6 +103,38 @@ CONFIGS: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 
 
+def by_group(qkv: Tensor) -> Tensor:
+    """Rows as some fused checkpoints have them: for each KV head its query heads, then its k and v."""
+    q, k, v = (part.view(-1, 32, 2 * H) for part in qkv.split([len(qkv) - 2 * KV, KV, KV]))
+    groups = zip(q.chunk(len(k)), k, v, strict=True)
+    return torch.cat([row for group in groups for row in (group[0].flatten(0, 1), *group[1:])])
+
+
+# Costly mistakes of further kinds; a finding of any name will do.
+FURTHER: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "gate and up swapped": lambda w: {"gate_up": torch.cat(w.gate_up.chunk(2)[::-1])},
+    "gate and up interleaved": lambda w: {"gate_up": torch.stack(w.gate_up.chunk(2), 1).flatten(0, 1)},
+    "query heads reversed": lambda w: {
+        "qkv": torch.cat((w.qkv[: -2 * KV].view(-1, 32, 2 * H).flip(0).flatten(0, 1), w.qkv[-2 * KV :]))
+    },
+    "q, k, v fused by group": lambda w: {"qkv": by_group(w.qkv)},
+    "o one head off": lambda w: {"o": w.o.roll(32, 1)},
+    "o lost": lambda w: {"o": w.o * 0},
+    "o negated": lambda w: {"o": -w.o},
+    "down lost": lambda w: {"down": w.down * 0},
+    "down ten times": lambda w: {"down": w.down * 10},
+    "values negated": lambda w: {"qkv": torch.cat((w.qkv[:-KV], -w.qkv[-KV:]))},
+    "q, k, v without the hidden state": lambda w: {"qkv": torch.cat((w.qkv[:, :H], w.qkv[:, H:] * 0), 1)},
+    "fc of one layer": lambda w: {"fc": w.fc[:, :H].repeat(1, 3)},
+    "fc negated": lambda w: {"fc": -w.fc},
+    "fc one column off": lambda w: {"fc": w.fc.roll(1, 1)},
+    "lm_head reversed": lambda w: {"lm_head": w.lm_head.flip(0)},
+    "lm_head negated": lambda w: {"lm_head": -w.lm_head},
+    "d2t of another head": lambda w: {"d2t": w.d2t.flip(0)},
+    "half of lm_head lost": lambda w: {"lm_head": torch.cat((w.lm_head[:100] * 0, w.lm_head[100:]))},
+}
+
+
 def own_embedding(target: Target, kind: str) -> Tensor:
     theirs = target.ends.embedding
     generator = torch.Generator().manual_seed(0)
@@ -128,6 +163,66 @@ def test_a_mistake_that_costs_a_fifth_of_the_acceptance_is_named(
     found = [f.fault for f in _forwards(head, probe, [], half=False, explained=False)]
     assert lost
     assert found == [fault] or (fault is None and found)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_mistake_of_a_further_kind_is_named_or_the_head_is_called_low(
+    patient: Patient, probe: Probe, name: str
+) -> None:
+    sound = Head.load(str(patient.head))
+    changed = {field: tensor.contiguous() for field, tensor in FURTHER[name](sound.weights).items()}
+    head = Head(sound.config, replace(sound.weights, **changed), sound.metadata)
+    assert probe.score(head).hits < 0.8 * probe.score(sound).hits
+    assert _forwards(head, probe, [], half=False, explained=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"init": "random"},
+        {"init": "lm_head", "head": {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1}},
+        {"init": "target", "fc_norm": True, "norm_output": True},
+        {"init": "lm_head", "optimizer": "adamw", "draft_vocab_size": 512},
+        {"init": "target", "loss": {"lk": 1.0}, "ema": 0.9, "seed": 3},
+    ],
+    ids=lambda options: "-".join(map(str, options)),
+)
+def test_a_sound_head_of_another_kind_is_sound(
+    patient: Patient, probe: Probe, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    short = {
+        "draft_vocab_size": 200,
+        "ttt_steps": 2,
+        "epochs": 20,
+        "batch_tokens": 512,
+        "learning_rate": 3e-3,
+    }
+    features, places = patient.head.with_name("features"), (tmp_path / "head", tmp_path / "train")
+    train(patient.target, str(features), TrainOptions.model_validate(short | options), *map(str, places))
+    head = Head.load(str(places[0]))
+    assert probe.score(head).hits > 0.2
+    assert _forwards(head, probe, [], half=False, explained=False) == []
+    assert diagnose(patient.target, str(places[0]), max_tokens=TOKENS).findings == []
+
+
+def test_a_mistake_is_undone_in_a_copy_that_is_freed_before_the_next(
+    patient: Patient, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[weakref.ref[Hypothesis]] = []
+    most = 0
+
+    def counted(*arguments: Any) -> Iterator[Hypothesis]:
+        nonlocal most
+        for hypothesis in hypotheses(*arguments):
+            alive.append(weakref.ref(hypothesis))
+            yield hypothesis
+            del hypothesis
+            most = max(most, sum(one() is not None for one in alive))
+
+    monkeypatch.setattr("fledge.doctor.probe.hypotheses", counted)
+    assert _forwards(Head.load(str(patient.head)), probe, [], half=False, explained=False) == []
+    assert len(alive) > 60
+    assert most <= 2
 
 
 def test_two_mistakes_at_once_are_both_named(patient: Patient, probe: Probe) -> None:

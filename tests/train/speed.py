@@ -24,13 +24,14 @@ from contextlib import ExitStack
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fledge.base.ahead import read_ahead
 from fledge.draft import DraftVocabulary, count_generated
 from fledge.features import FeatureStore, SampleInfo
 from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import TrainOptions
 from fledge.train.batches import epoch_batches
-from fledge.train.feed import read_ahead, read_batch
+from fledge.train.feed import read_batch
 from fledge.train.learner import Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.workspace import freed_memory_is_kept

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +9,20 @@ import pytest
 import torch
 
 from fledge.base.errors import FingerprintError
-from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, OnlineFeatures, extract_features
+from fledge.features import (
+    FeatureExtractor,
+    FeatureOptions,
+    FeatureServers,
+    FeatureStore,
+    OnlineFeatures,
+    ServedExtractor,
+    extract_features,
+    server_arguments,
+)
 from fledge.target import Target
 from fledge.train import train
-from fledge.train.feed import read_ahead
 from tests.features.test_features import make_conversations, write_conversations
+from tests.features.test_served import Server, unreliable
 from tests.heads.tiny_head import load_tiny_target
 from tests.train.test_trainer import OPTIONS
 
@@ -104,6 +111,59 @@ def test_hybrid_asks_the_target_once_for_each_conversation_and_keeps_a_sound_sto
     assert {info.conversation_id for info in kept} == trainable
 
 
+def test_training_from_servers_gives_the_head_of_what_they_stored(
+    tiny_target_folder: Path, conversations: str, tmp_path: Path
+) -> None:
+    """Bit for bit, as these servers' values don't depend on what else they compute."""
+    target = load_tiny_target(tiny_target_folder, "bfloat16")
+    places = [tmp_path / name for name in ("stored", "streamed")]
+    arguments = server_arguments(target, str(tmp_path))
+    one, other = (Server(tiny_target_folder, arguments, name) for name in ("one", "other"))
+    with one.running() as first, other.running() as second:
+        for folder, feed in zip(places, ("offline", "online"), strict=True):
+            servers = FeatureServers(urls=(first, second), ahead=3)
+            options = FeatureOptions(feed=feed, server=servers)  # type: ignore[arg-type]
+            served = ServedExtractor(target, servers, pause=lambda seconds: None)
+            extract_features(target, conversations, options, str(folder / "features"), extractor=served)
+            online = None
+            if feed == "online":
+                online = OnlineFeatures(target, conversations, options, extractor=served)
+                unreliable(one)
+                unreliable(other, killed_at=20)
+            head = str(folder / "features"), SMALL, str(folder / "head"), str(folder / "train")
+            train(target, *head, online=online)
+    stored, streamed = ((folder / "head" / "model.safetensors").read_bytes() for folder in places)
+    assert stored == streamed
+
+
+def test_a_conversation_that_a_server_refuses_is_left_out_of_its_batch(
+    tiny_target_folder: Path, conversations: str, tmp_path: Path
+) -> None:
+    target = load_tiny_target(tiny_target_folder, "bfloat16")
+    server = Server(tiny_target_folder, server_arguments(target, str(tmp_path)))
+    answer = server.reply
+    server.reply = lambda body: 400 if len(body["prompt"]) > 20 else answer(body)  # type: ignore[method-assign, assignment, return-value]
+    with server.running() as address:
+        servers = FeatureServers(urls=(address,))
+        options = FeatureOptions(feed="online", server=servers)
+        served = ServedExtractor(target, servers)
+        online = OnlineFeatures(target, conversations, options, extractor=served)
+        extract_features(target, conversations, options, str(tmp_path / "features"), extractor=served)
+        train(
+            target,
+            str(tmp_path / "features"),
+            SMALL,
+            str(tmp_path / "head"),
+            str(tmp_path / "train"),
+            online=online,
+        )
+        batch = online.split("train")
+        samples = online.read_many(batch)
+    long = {info.conversation_id for info in batch if info.tokens > 20}
+    assert {sample.conversation_id for sample in samples} == {i.conversation_id for i in batch} - long
+    assert long <= served.refused
+
+
 @pytest.mark.parametrize("codec", ["bf16", "fp8"])
 def test_hybrid_gives_the_values_of_its_store_before_they_are_in_it(
     target: Target, conversations: str, tmp_path: Path, codec: str
@@ -128,33 +188,3 @@ def test_a_kept_store_of_other_conversations_is_refused(target: Target, conversa
     other = write_conversations(tmp_path / "other", make_conversations(4, seed=9))
     with pytest.raises(FingerprintError, match="conversations"):
         OnlineFeatures(target, other, options, str(tmp_path / "kept"))
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_reading_ahead_keeps_the_order_and_is_bounded(ahead: int):
-    read: list[int] = []
-
-    def slow_step(item: int) -> int:
-        read.append(item)
-        return item * item
-
-    got = []
-    for number, value in enumerate(read_ahead(range(20), slow_step, ahead)):
-        got.append(value)
-        time.sleep(0.002)
-        assert len(read) <= number + 1 + ahead + 1
-    assert got == [n * n for n in range(20)]
-
-
-def test_an_error_while_reading_ahead_arrives_where_the_batch_is_used_and_no_thread_is_left():
-    def fails_at_three(item: int) -> int:
-        if item == 3:
-            raise ValueError("damaged")
-        return item
-
-    before = threading.active_count()
-    got = []
-    batches = read_ahead(range(9), fails_at_three, 2)
-    with pytest.raises(ValueError, match="damaged"):
-        got.extend(batches)
-    assert threading.active_count() == before

@@ -21,10 +21,11 @@ from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, refuse_untrainable, train
 from fledge.train.batches import epoch_batches
-from fledge.train.checkpoint import Checkpoint
+from fledge.train.checkpoint import Checkpoint, seconds_between
 from fledge.train.compare import compare_heads
 from fledge.train.evaluation import context_bound
 from fledge.train.loss import loss_gradient_
+from tests.base.forked import forked
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.tiny import save_tiny_target
@@ -210,6 +211,73 @@ def test_a_finished_run_writes_the_same_head_again(target: Target, features: str
 def test_other_options_in_the_same_folder_are_refused(target: Target, features: str, undisturbed: Path):
     with pytest.raises(FingerprintError, match=r"train\.learning_rate"):
         run(target, features, undisturbed, OPTIONS.model_copy(update={"learning_rate": 1.0}))
+
+
+def train_until_killed(folder: Path, features: str, output: str, flushes: int) -> None:
+    """Dies at a flush of a file to disk, in the middle of a checkpoint or between two."""
+    left = iter(range(flushes))
+    flush = os.fsync
+
+    def flush_or_die(handle: int) -> None:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        flush(handle)
+
+    os.fsync = flush_or_die
+    run(load_tiny_target(folder, "bfloat16"), features, Path(output))
+
+
+@pytest.mark.parametrize("flushes", [4, 16])
+def test_whenever_a_run_is_killed_a_whole_checkpoint_is_there(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path, flushes: int
+) -> None:
+    process = forked(train_until_killed, target.folder, features, str(tmp_path), flushes)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    before = Checkpoint.load(str(tmp_path / "train"))
+    assert (before is not None) == (flushes > 4)
+    run(target, features, tmp_path)
+    assert files(tmp_path / "head") == files(undisturbed / "head")
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    target: Target, features: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train" / "checkpoint.safetensors" / "in the way").mkdir(parents=True)
+    with pytest.raises(StorageError, match="checkpoint"):
+        run(target, features, tmp_path)
+    assert not (tmp_path / "head").exists()
+
+
+def test_large_heads_are_saved_less_often() -> None:
+    assert (seconds_between(10**9), seconds_between(10**10)) == (60, 600)
+
+
+# Rates so high that the head gets worse again.
+WORSENING = OPTIONS.model_copy(
+    update={"ema": 0.5, "epochs": 3.0, "muon_learning_rate": 1.0, "learning_rate": 0.3, "keep": "best"}
+)
+
+
+def test_the_best_weights_are_kept_over_a_kill(target: Target, features: str, tmp_path: Path) -> None:
+    run(target, features, tmp_path / "whole", WORSENING)
+    taus = {row["step"]: row["tau"] for row in metrics(tmp_path / "whole") if row["tau"] is not None}
+    best = max(taus, key=lambda step: taus[step])
+    assert 0 < best < max(taus)
+
+    def kill(done: float, total: float, note: str) -> None:
+        if done == best + 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(target, features, tmp_path / "killed", WORSENING, kill)
+    summary = run(target, features, tmp_path / "killed", WORSENING)
+    assert files(tmp_path / "killed" / "head") == files(tmp_path / "whole" / "head")
+    head = Head.load(str(tmp_path / "whole" / "head"))
+    assert (head.metadata.training["kept_step"], summary.tau) == (best, taus[best])
+    evaluated = evaluate(target, head, features, EvaluateOptions(depth=3), str(tmp_path))
+    away = {step: abs(evaluated.overall.tau - tau) for step, tau in taus.items()}
+    assert away[best] < away[max(taus)]
 
 
 @pytest.mark.parametrize("damage", ["cut off", "overwritten"])

@@ -69,14 +69,14 @@ def write_through(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file that appears completely or not at all."""
+def write_atomic(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file, given by its consecutive parts, that appears completely or not at all."""
     # The same name each time: leftovers of a killed process are overwritten when the shard is written again.
     aside = path.with_name(f".{path.name}.partial")
     make_folder(path.parent)
     try:
         with open(aside, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

@@ -19,7 +19,8 @@ logger = logging.getLogger("fledge")
 T = TypeVar("T")
 ATTEMPTS = 5  # on top of the retries of the stores' own clients
 FIRST_PAUSE = 0.25  # seconds; doubles each time
-_STATUS = {408, 425, 429, 500, 502, 503, 504}
+TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
+REFUSED_STATUS = {400, 413, 422}  # by the fault of what was sent: too long, say
 # s3fs maps 503 to EBUSY, 500 to EREMOTEIO, and unmapped errors to EIO.
 _ERRNO = {errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EIO), errno.EIO, errno.EPIPE}
 _ERRNO |= {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ETIMEDOUT}
@@ -69,7 +70,7 @@ def is_transient(error: BaseException) -> bool:
         return True
     status = _http_status(error)
     if status is not None:
-        return status in _STATUS
+        return status in TRANSIENT_STATUS
     if isinstance(error, OSError) and error.errno in _ERRNO:
         return True
     if isinstance(error, ValueError):

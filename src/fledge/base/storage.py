@@ -128,16 +128,17 @@ def remedy(url: str) -> str:
     return f"put it back from a copy, or delete {posixpath.dirname(url)} and make all of it again"
 
 
-def write_atomic(url: str, data: bytes) -> None:
-    """Write a file that appears completely or not at all, even if the process is killed or the disk is full."""
+def write_atomic(url: str, *parts: bytes | memoryview) -> None:
+    """Write a file, given by its consecutive parts, that appears completely or not at all, even if the process is
+    killed or the disk is full."""
 
     def put(filesystem: Any, path: str) -> None:
         if isinstance(filesystem, LocalFileSystem):
-            disk.write_atomic(Path(path), data)
+            disk.write_atomic(Path(path), *parts)
         else:
-            filesystem.pipe_file(path, data)
+            filesystem.pipe_file(path, b"".join(parts))
 
-    _on(url, "write", put, len(data))
+    _on(url, "write", put, sum(map(len, parts)))
 
 
 def write_json(url: str, value: Any) -> None:

@@ -1,12 +1,16 @@
-"""`fledge features --estimate` and `fledge features verify`: what a store will cost, and whether it is sound."""
+"""What `fledge features` does beside extracting: `--estimate`, `--server-command`, and `verify`."""
 
 from __future__ import annotations
+
+import shlex
+
+import typer
 
 from fledge.base.console import StageProgress, clock, plural, print_table, say
 from fledge.base.errors import StorageError
 from fledge.base.storage import Manifest, exists
 from fledge.bench.report.formats import human_bytes
-from fledge.features import bytes_per_token, verify_store
+from fledge.features import bytes_per_token, server_arguments, verify_store
 from fledge.features.options import Codec
 from fledge.run.estimate import Calibration, conversation_tokens
 from fledge.run.folder import DONE_NAME, Run
@@ -21,8 +25,7 @@ def print_feature_estimate(run: Run) -> None:
     complete = exists(run.url("conversations", DONE_NAME)) or run.is_given("conversations")
     tokens = conversation_tokens(run, known=complete)
     # Nothing is timed where fledge's decoder isn't used: it may not support such a target.
-    elsewhere = recipe.features.device_map or recipe.features.server
-    speed = None if elsewhere else Calibration(run).prefill
+    speed = Calibration(run).prefill if recipe.features.uses_decoder else None
     heldout = tokens * recipe.respond.heldout
     # Label, tokens stored, codec, and tokens the target runs.
     ways: list[tuple[str, float, Codec, float]] = [
@@ -43,6 +46,12 @@ def print_feature_estimate(run: Run) -> None:
         f"{speed:,.0f} tokens/s measured here" if speed else "not known with features.device_map or server"
     )
     say(f"time: {timed}; money: features.price_per_gb = {recipe.features.price_per_gb:g}")
+
+
+def print_server_command(run: Run, folder: str) -> None:
+    """Print the command of a vLLM server that writes the target's hidden states into a folder."""
+    command = ["vllm", "serve", str(run.target.folder), *server_arguments(run.target, folder)]
+    typer.echo(shlex.join(command))  # in one line, to be run
 
 
 def verify_features(run: Run) -> None:

@@ -152,19 +152,28 @@ def features(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="only show bytes, time and money, then end")
     ] = False,
+    server_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="only print how to start vLLM so that it writes hidden states there, then end",
+        ),
+    ] = None,
     ray: RayAddress = None,
     actors: Actors = 2,
 ) -> None:
     """Store the target's hidden states; `features verify` checks them."""
-    if ray is not None and (estimate or (settings and settings[0] == "verify")):
+    if ray is not None and (estimate or server_command or (settings and settings[0] == "verify")):
         raise typer.BadParameter("only extracting runs on Ray; leave it out", param_hint="--ray")
     words = settings or []
     verify = words[:1] == ["verify"]
     stored = described_run(words[1:] if verify else words, run_dir, ray=ray, actors=actors)
-    from fledge.commands.features import print_feature_estimate, verify_features
+    from fledge.commands.features import print_feature_estimate, print_server_command, verify_features
 
     if verify:
         verify_features(stored)
+    elif server_command is not None:
+        print_server_command(stored, server_command)
     elif estimate:
         print_feature_estimate(stored)
     else:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from fledge.base.console import plural
 from fledge.base.errors import DataError
+from fledge.base.retry import REFUSED_STATUS, TRANSIENT_STATUS
 from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
 from fledge.data.options import ServerOptions
 from fledge.data.turns import decode_all, encode_plain
@@ -33,8 +34,7 @@ _LARGEST_REPLY = 64 * 2**20  # bytes
 _LONGEST_PAUSE_S = 60.0
 _FAILURES_IN_A_ROW = 8  # replies that suggest a broken server rather than an unsuitable prompt
 _BROKEN = ("malformed_reply", "wrong_ids", "wrong_prompt_ids", "no_token_ids")  # these do, too
-_THE_PROMPTS = (400, 413, 422)
-_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+_AGAIN = TRANSIENT_STATUS | {409}
 
 
 class AnswerServer:
@@ -139,7 +139,7 @@ class AnswerServer:
                 continue
             if status != 200:
                 # A server that answers other prompts can't take this one: it may be too long.
-                if status not in _THE_PROMPTS or not self._has_answered:
+                if status not in REFUSED_STATUS or not self._has_answered:
                     self._count_failure(f"status {status}")
                 raise AnswerFailed("refused_by_server")
             try:

@@ -52,32 +52,29 @@ class Hypothesis:
     general: bool = False  # puts something neutral in a tensor's place: less telling than a mistake undone
 
 
-def hypotheses(trial: Trial, target: Target) -> list[Hypothesis]:
-    """All hypotheses that this head's shapes allow, but for `other_layers`."""
+def hypotheses(trial: Trial, target: Target) -> Iterator[Hypothesis]:
+    """All hypotheses that this head's shapes allow, but for `other_layers`. Each may hold changed copies of tensors, so
+    they are made one by one."""
     head = trial.head
-    return [
-        *_layer_shifts(trial, target),
-        *_halves(head),
-        *_orders(head),
-        *_norms(head, target),
-        *_attention(head),
-        *_transposed(head),
-        *_numbers(head, target),
-        *_outputs(head, target),
-        *_damaged(head),
-    ]
+    yield from _layer_shifts(trial, target)
+    yield from _halves(head)
+    yield from _orders(head)
+    yield from _norms(head, target)
+    yield from _attention(head)
+    yield from _transposed(head)
+    yield from _numbers(head, target)
+    yield from _outputs(head, target)
+    yield from _damaged(head)
 
 
-def other_layers(trial: Trial, target: Target) -> list[Hypothesis]:
+def other_layers(trial: Trial, target: Target) -> Iterator[Hypothesis]:
     """One of the three feature layers replaced by any other."""
-    made = []
     for place in range(3):
         for layer in range(target.config.num_layers):
             layers = list(trial.layers)
             layers[place] = layer
             if layers[0] < layers[1] < layers[2] and tuple(layers) != trial.layers:
-                made.append(_read(layers))
-    return made
+                yield _read(layers)
 
 
 def different_rows(embedding: Tensor, target: Target) -> int:
@@ -286,25 +283,25 @@ def _outputs(head: Head, target: Target) -> Iterator[Hypothesis]:
             yield Hypothesis("vocabulary-map", f"d2t {step:+d}", _tensors(d2t=w.d2t + step))
 
 
-def _damaged(head: Head) -> list[Hypothesis]:
+def _damaged(head: Head) -> Iterator[Hypothesis]:
     """A head that predicts better without one of its parts: that part's tensors are damaged in an unknown way."""
     size, parts = head.config.hidden_size, _parts(head)
-    low, middle, high = parts["fc"].chunk(3, dim=1)
-    without: dict[str, dict[str, Tensor]] = {
-        "its attention": {"o": torch.zeros_like(parts["o"])},
-        "its MLP": {"down": torch.zeros_like(parts["down"])},
-        "the embedding": {name: _without(parts[name], size, first=True) for name in "qkv"},
-        "the hidden state in its attention": {
-            name: _without(parts[name], size, first=False) for name in "qkv"
-        },
-        "the low feature": {"fc": torch.cat((torch.zeros_like(low), middle, high), dim=1)},
-        "the middle feature": {"fc": torch.cat((low, torch.zeros_like(middle), high), dim=1)},
-        "the high feature": {"fc": torch.cat((low, middle, torch.zeros_like(high)), dim=1)},
-    }
-    return [
-        Hypothesis("damaged", f"{name} left out", _tensors(**change), _AGAIN, general=True)
-        for name, change in without.items()
-    ]
+
+    def without(part: str, **change: Tensor) -> Hypothesis:
+        return Hypothesis("damaged", f"{part} left out", _tensors(**change), _AGAIN, general=True)
+
+    yield without("its attention", o=torch.zeros_like(parts["o"]))
+    yield without("its MLP", down=torch.zeros_like(parts["down"]))
+    for inputs, seen in (
+        ("the embedding", slice(0, size)),
+        ("the hidden state in its attention", slice(size, None)),
+    ):
+        yield without(inputs, **{name: _zeroed(parts[name], seen) for name in "qkv"})
+    width = parts["fc"].shape[1] // 3
+    for place, chunk in enumerate(_CHUNKS):
+        yield without(
+            f"the {chunk} feature", fc=_zeroed(parts["fc"], slice(place * width, (place + 1) * width))
+        )
 
 
 def _parts(head: Head) -> dict[str, Tensor]:
@@ -345,10 +342,10 @@ def _reorder(rows: Tensor, head_dim: int, *, back: bool) -> Tensor:
     return rows.view(-1, head_dim, rows.shape[1])[:, order].flatten(0, 1)
 
 
-def _without(matrix: Tensor, size: int, *, first: bool) -> Tensor:
-    """A projection that doesn't see the first, or the last, `size` of its inputs."""
+def _zeroed(matrix: Tensor, inputs: slice) -> Tensor:
+    """A projection that doesn't see some of its inputs."""
     matrix = matrix.clone()
-    matrix[:, slice(0, size) if first else slice(size, None)] = 0
+    matrix[:, inputs] = 0
     return matrix
 
 

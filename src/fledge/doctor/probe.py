@@ -7,7 +7,8 @@ suspected mistake undone. If undoing it makes the head clearly better, the head 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -78,7 +79,7 @@ class Probe:
                 break
             candidates = hypotheses(trial, self._target)
             if misplaced:  # lm_head's order is named already
-                candidates = [one for one in candidates if one.fault not in ("lm-head", "vocabulary-order")]
+                candidates = (one for one in candidates if one.fault not in ("lm-head", "vocabulary-order"))
             least = _CLEARLY_IF_LOW if hits < expected else 1.2
             found = self._best(trial, hits, candidates, least)
             if found is None and hits < expected:
@@ -97,20 +98,24 @@ class Probe:
             trial, hits = hypothesis.undo(trial), better
 
     def _best(
-        self, trial: Trial, hits: float, candidates: Sequence[Hypothesis], least: float
+        self, trial: Trial, hits: float, candidates: Iterable[Hypothesis], least: float
     ) -> tuple[Hypothesis, float] | None:
         """The hypothesis that raises `hits` most, with its own; None if none raises them to `least` times as many.
 
         A general one has to be clearly better than all specific ones.
         """
         screened = self._score(trial, self._screened).hits
-        scored = [(one, self._score(one.undo(trial), self._screened).hits) for one in candidates]
-        promising = [pair for pair in scored if _better(pair[1], screened, least)]
+        promising: dict[bool, list[tuple[Hypothesis, float]]] = {
+            False: [],
+            True: [],
+        }  # general or not, in list order
+        for one in candidates:
+            share = self._score(one.undo(trial), self._screened).hits
+            if _better(share, screened, least):
+                promising[one.general] = _most_hits([*promising[one.general], (one, share)])
         best: tuple[Hypothesis, float] | None = None
-        for general in (False, True):
-            tried = [pair for pair in promising if pair[0].general == general]
-            enough = sorted((share for _, share in tried), reverse=True)[:_CONFIRMED]
-            for one in [one for one, share in tried if share >= enough[-1]]:  # in the order of the list
+        for general, tried in promising.items():
+            for one, _ in tried:
                 gain = self._score(one.undo(trial), len(self.answers)).hits
                 ahead = _CLEARLY if general and best is not None and not best[0].general else _TIE
                 if best is None or gain > best[1] + ahead:
@@ -154,7 +159,12 @@ class Probe:
         cosines = mine @ theirs.T  # [rows, rows]
         matching, best = cosines.diagonal().median(), cosines.max(dim=1).values.median()
         misplaced = float((cosines.argmax(dim=1) != torch.arange(len(ids))).float().mean())
-        if float(best) > _RELATED and float(matching) < float(best) / 2 and misplaced > 0.5:
+        chance = math.sqrt(2 * math.log(len(ids)) / head.config.hidden_size)  # the best of unrelated rows
+        if (
+            float(best) > max(_RELATED, 1.5 * chance)
+            and float(matching) < float(best) / 2
+            and misplaced > 0.5
+        ):
             yield Finding(
                 "vocabulary-order",
                 f"{misplaced:.0%} of the rows of lm_head look like the target's rows of other tokens than d2t says",
@@ -172,6 +182,12 @@ class Probe:
         every: tuple[int, ...] = tuple(range(config.num_layers))
         decoder = TorchDecoder(replace(config, chosen_layers=every), self._target.weights)  # type: ignore[arg-type]
         return [_hidden_states(decoder, answer, len(every)) for answer in self.answers]
+
+
+def _most_hits(pairs: list[tuple[Hypothesis, float]]) -> list[tuple[Hypothesis, float]]:
+    """The pairs with the most hits, in their order: as many as are confirmed, and those that equal the last of them."""
+    enough = sorted((share for _, share in pairs), reverse=True)[:_CONFIRMED]
+    return [pair for pair in pairs if pair[1] >= enough[-1]]
 
 
 def _better(hits: float, than: float, least: float) -> bool:

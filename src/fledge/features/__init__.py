@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fledge.features.extract import FeatureExtractor, extract_features, features_fingerprint
     from fledge.features.hooks import HookExtractor
     from fledge.features.online import OnlineFeatures, conversation_infos
-    from fledge.features.options import FeatureOptions
+    from fledge.features.options import FeatureOptions, FeatureServers
     from fledge.features.ray_extract import extract_features_on_ray
     from fledge.features.served import ServedExtractor, server_arguments
     from fledge.features.shard import FeatureSample, SampleInfo
@@ -21,6 +21,7 @@ __all__ = [
     "FeatureExtractor",
     "FeatureOptions",
     "FeatureSample",
+    "FeatureServers",
     "FeatureStore",
     "HookExtractor",
     "OnlineFeatures",

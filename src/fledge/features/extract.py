@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, dropwhile, islice
+from threading import Lock
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from fledge.base.ahead import read_ahead
 from fledge.base.errors import DataError
 from fledge.base.fingerprint import Fingerprint, make_fingerprint
 from fledge.base.storage import Manifest, sha256
@@ -36,6 +38,7 @@ class Extractor(Protocol):
     """Turns conversations into samples."""
 
     hidden_size: int
+    shards_ahead: int  # worth extracting at once, each whole; 0: batch by batch, by the caller's thread
 
     def extract(self, conversations: list[Conversation]) -> list[FeatureSample]:
         """The conversations' samples, in order; without those that a server refused."""
@@ -62,17 +65,28 @@ def extract_features(
     if manifest.records:  # behind the last stored one: a server may have refused some before it
         last = Shard(manifest.url(manifest.shards[-1]), manifest.shards[-1]).infos(0)[-1].conversation_id
         remaining = islice(dropwhile(lambda c: c.conversation_id != last, remaining), 1, None)
-    done, start = manifest.tokens, time.perf_counter()
-    first = done
+    first = done = manifest.tokens
+    start, lock, ahead = time.perf_counter(), Lock(), extractor.shards_ahead
     progress(done, total, "")
-    for group in by_tokens(remaining, shard_tokens(extractor.hidden_size, options), tokens_of):
+
+    def samples_of(group: list[Conversation]) -> list[FeatureSample]:
+        nonlocal done
         samples: list[FeatureSample] = []
-        for batch in by_tokens(group, options.batch_tokens, tokens_of):
+        for batch in [group] if ahead else by_tokens(group, options.batch_tokens, tokens_of):
             samples += extractor.extract(batch)
-            done += sum(map(tokens_of, batch))
-            progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
+            with lock:
+                done += sum(map(tokens_of, batch))
+                progress(done, total, f"{(done - first) / (time.perf_counter() - start):,.0f} tokens/s")
+        return samples
+
+    groups = by_tokens(remaining, shard_tokens(extractor.hidden_size, options), tokens_of)
+    for samples in read_ahead(groups, samples_of, ahead, threads=ahead):
         if samples:
             manifest = write_shard(manifest, samples, options.codec)
+    if total and not manifest.records:
+        raise DataError(
+            "the server refused every conversation, see its log; correct features.server and run again"
+        )
     return manifest
 
 
@@ -158,6 +172,8 @@ def features_fingerprint(target: Target, conversations_url: str, options: Featur
 
 class FeatureExtractor:
     """Runs conversations through a target; owns the KV pool for that."""
+
+    shards_ahead = 0
 
     def __init__(self, target: Target, batch_tokens: int) -> None:
         self._decoder = target.decoder

@@ -30,6 +30,8 @@ from fledge.target.config import default_feature_layers
 class HookExtractor:
     """A transformers model as a feature extractor."""
 
+    shards_ahead = 0
+
     def __init__(
         self, model: Any, batch_tokens: int = 4096, feature_layers: tuple[int, int, int] | None = None
     ) -> None:

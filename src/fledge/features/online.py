@@ -4,6 +4,8 @@
     hybrid    conversations -> target -> batch, and into a store      the target runs in the first pass only
                                  store -> batch
 
+The target is fledge's decoder, or servers that hold it. Only the batches that are read ahead are in memory.
+
 A sample is the same either way: the conversation's own forward, in hybrid mode rounded as in the store from the first
 pass on, so that a killed run resumes with the same values. Hybrid mode writes an ordinary feature store whose shards
 contain conversations in training order.
@@ -12,6 +14,7 @@ contain conversations in training order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
@@ -22,7 +25,7 @@ from torch import Tensor
 from fledge.base.storage import Manifest
 from fledge.data import Conversation, read_conversations
 from fledge.features.codec import decode, encode
-from fledge.features.extract import FeatureExtractor, features_fingerprint, shard_tokens
+from fledge.features.extract import Extractor, FeatureExtractor, features_fingerprint, shard_tokens
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample, SampleInfo
 from fledge.features.store import FeatureStore, write_shard
@@ -39,18 +42,28 @@ class _Packed(NamedTuple):
 
 
 class OnlineFeatures:
-    """The conversations of a folder, run through the target on demand. One thread extracts at a time."""
+    """The conversations of a folder, run through the target on demand."""
 
     def __init__(
-        self, target: Target, conversations_url: str, options: FeatureOptions, keep_url: str | None = None
+        self,
+        target: Target,
+        conversations_url: str,
+        options: FeatureOptions,
+        keep_url: str | None = None,
+        extractor: Extractor | None = None,
     ) -> None:
-        """`keep_url`: the folder of the store for computed features; None: they aren't stored."""
+        """`keep_url`: the folder of the store for computed features; None: they aren't stored. `extractor`: a
+        thread-safe one instead of fledge's own decoder."""
         self.url = conversations_url
         # A float32 target's products and the training step share a torch setting, so they take turns.
         self.ahead = 0 if target.dtype == torch.float32 else 2
+        self.readers = 1
+        self._lock: AbstractContextManager[object] = Lock()  # one thread extracts at a time
+        if extractor is not None and options.server is not None and keep_url is None:
+            self.ahead = self.readers = options.server.ahead if self.ahead else 0
+            self._lock = nullcontext()
         self._options, self._keep_url = options, keep_url
-        self._extractor = FeatureExtractor(target, options.batch_tokens)
-        self._lock = Lock()
+        self._extractor = extractor or FeatureExtractor(target, options.batch_tokens)
         self._packed: dict[str, _Packed] = {}
         for number, c in enumerate(read_conversations(conversations_url)):
             if c.split == "train":
@@ -73,7 +86,8 @@ class OnlineFeatures:
         return packed.token_ids, packed.loss_mask
 
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
-        """Several with their hidden states: those not stored yet go through the target together."""
+        """Several with their hidden states, without those that a server refused: those not stored yet go through the
+        target together."""
         with self._lock, torch.no_grad():
             fresh = {sample.conversation_id: sample for sample in self._fresh}
             if any(i.conversation_id in fresh for i in infos):  # another pass has started: all are computed
@@ -82,17 +96,19 @@ class OnlineFeatures:
                 i for i in infos if i.conversation_id not in self._places and i.conversation_id not in fresh
             ]
             computed = self._extract(missing)
-            samples = [self._one(info, fresh | computed) for info in infos]
+            found = [self._one(info, fresh | computed) for info in infos]
             if self._keep_url is not None:
                 self._fresh += computed.values()
                 if sum(len(s.token_ids) for s in self._fresh) >= self._shard_tokens:
                     self._write()
-        return samples
+        return [sample for sample in found if sample is not None]
 
-    def _one(self, info: SampleInfo, computed: dict[str, FeatureSample]) -> FeatureSample:
-        if info.conversation_id in computed or self._kept is None:
-            return computed[info.conversation_id]
-        return self._kept.read(self._places[info.conversation_id])
+    def _one(self, info: SampleInfo, computed: dict[str, FeatureSample]) -> FeatureSample | None:
+        """None if the server refused it."""
+        place = self._places.get(info.conversation_id)
+        if place is None or self._kept is None:
+            return computed.get(info.conversation_id)
+        return self._kept.read(place)
 
     def _extract(self, infos: Sequence[SampleInfo]) -> dict[str, FeatureSample]:
         conversations = []

@@ -4,9 +4,51 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Codec = Literal["bf16", "fp8"]
+
+
+class FeatureServers(BaseModel):
+    """Servers that hold the target and give its hidden states: the target isn't loaded here (see Features)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    urls: tuple[str, ...] = Field(
+        min_length=1, description="addresses, such as http://localhost:8000; each does a share of the work"
+    )
+    engine: Literal["vllm", "sglang"] = Field("vllm", description="what the servers are; sglang is refused")
+    model: str = Field("", description="the served model; empty: the only one a server lists")
+    concurrency: int = Field(8, ge=1, le=1024, description="requests at once to each")
+    ahead: int = Field(
+        4,
+        ge=1,
+        description="batches in flight where training reads from the servers (feed=online): what memory holds",
+    )
+    timeout_s: float = Field(600.0, gt=0.0, description="seconds until a request is given up")
+    retries: int = Field(
+        5, ge=0, description="pauses of a request that all servers fail, then the stage ends"
+    )
+    backoff_s: float = Field(
+        1.0, ge=0.0, description="first pause, also of a server that failed; doubled before each later one"
+    )
+
+    @field_validator("engine")
+    @classmethod
+    def _writes_all_layers(cls, engine: str) -> str:
+        if engine == "sglang":
+            raise ValueError(
+                "SGLang (0.5.23) returns the three feature layers as JSON numbers, and not the last hidden state with "
+                "them; serve the target in vLLM for this stage, or set features.device_map"
+            )
+        return engine
+
+    @model_validator(mode="before")
+    @classmethod
+    def _addresses_alone(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = (value,)
+        return {"urls": value} if isinstance(value, list | tuple) else value
 
 
 class FeatureOptions(BaseModel):
@@ -19,7 +61,7 @@ class FeatureOptions(BaseModel):
     )
     feed: Literal["offline", "online", "hybrid"] = Field(
         "offline",
-        description="what training reads: offline a store, online the target at work, hybrid the target at work in "
+        description="what training reads: offline a store, online the target (or server) at work, hybrid the same in "
         "the first pass and what was kept of it later; held-out features are always stored",
     )
     codec: Codec = Field(
@@ -31,10 +73,8 @@ class FeatureOptions(BaseModel):
         description="extract with transformers' own model instead of fledge's decoder, spread over devices as its "
         "device_map says (`auto`, `balanced`, ...): for a target that is larger than one device",
     )
-    server: str | None = Field(
-        None,
-        description="address of a vLLM server that writes the target's hidden states (see Features), such as "
-        "http://localhost:8000; the target isn't loaded here",
+    server: FeatureServers | None = Field(
+        None, description="servers that give the target's hidden states, or just their address; null: none"
     )
     price_per_gb: float = Field(
         0.02, ge=0.0, description="what a GB (10^9 bytes) in the store's place costs per month, for estimates"
@@ -42,11 +82,15 @@ class FeatureOptions(BaseModel):
 
     @model_validator(mode="after")
     def _decoder_feeds_training(self) -> FeatureOptions:
-        if (self.device_map or self.server) and self.feed != "offline":
-            name = "device_map" if self.device_map else "server"
+        if self.device_map and self.feed != "offline":
             raise ValueError(
-                f"feed={self.feed} runs fledge's own decoder during training; {name} needs feed=offline"
+                f"feed={self.feed} runs fledge's own decoder or servers during training; device_map needs feed=offline"
             )
         if self.device_map and self.server:
             raise ValueError("device_map and server both extract: leave one of them out")
         return self
+
+    @property
+    def uses_decoder(self) -> bool:
+        """Whether fledge's own decoder extracts."""
+        return self.device_map is None and self.server is None

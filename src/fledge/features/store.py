@@ -46,6 +46,7 @@ class FeatureStore:
     """Reads a folder of feature shards. Thread-safe."""
 
     ahead = 2  # batches worth reading ahead
+    readers = 1  # threads that do
 
     def __init__(self, url: str) -> None:
         self.url = str(url)

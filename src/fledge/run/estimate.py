@@ -118,7 +118,7 @@ class _Expectations:
     def features(self) -> Expected:
         options = self._recipe.features
         stored = self._tokens if options.feed == "offline" else self._heldout
-        seconds = None if options.device_map or options.server else stored / self._speeds.prefill
+        seconds = stored / self._speeds.prefill if options.uses_decoder else None
         return Expected("features", stored, stored * self._token_bytes, seconds)
 
     def train(self) -> Expected:
@@ -130,7 +130,7 @@ class _Expectations:
         seconds = (trained + measured / _TRAIN_OVER_MEASURE) / self._speeds.train
         # Tokens the target processes meanwhile to compute their features.
         online_tokens = {"offline": 0.0, "online": trained, "hybrid": min(trained, drawn)}[feed]
-        if online_tokens:
+        if online_tokens and self._recipe.features.uses_decoder:
             seconds += online_tokens / self._speeds.prefill
         if options.minutes:
             seconds = min(seconds, 60 * options.minutes)

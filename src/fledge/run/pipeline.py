@@ -163,8 +163,9 @@ def _refuse_undecodable(run: Run, pending: Collection[str]) -> None:
     decoding = {
         "prompts": recipe.prompts.writes,
         "respond": recipe.respond.server is None,
-        "features": recipe.features.device_map is None and recipe.features.server is None,
-        "train": recipe.features.feed != "offline" or recipe.train.init == "target",
+        "features": recipe.features.uses_decoder,
+        "train": (recipe.features.feed != "offline" and recipe.features.uses_decoder)
+        or recipe.train.init == "target",
         "evaluate": bool(recipe.evaluate.shapes),
         "bench": True,
     }

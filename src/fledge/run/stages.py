@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fledge.base.console import plural
 from fledge.base.errors import DataError, EngineError, RecipeError
@@ -45,7 +45,7 @@ from fledge.features import (
     extract_features_on_ray,
     features_fingerprint,
 )
-from fledge.features.extract import Extractor
+from fledge.features.extract import Extractor, wanted_conversations
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.closing import REPORT_NAME, write_closing
@@ -129,31 +129,45 @@ def _features(run: Run, progress: Progress) -> Outcome:
         raise RecipeError(
             "features.server extracts on its own machine, --ray on the actors': leave one of them out"
         )
+    refused = 0
     if run.ray is not None:
-        refused = 0
         data = extract_features_on_ray(run.target, run.recipe.target, *places, run.ray, progress)
     else:
-        served = None
-        extractor: Extractor | None = (
-            HookExtractor.for_target(run.target, run.recipe.features) if spread else None
-        )
-        if run.recipe.features.server is not None:
-            extractor = served = ServedExtractor(run.target, run.recipe.features.server)
+        extractor: Extractor | None = _served(run)
+        if spread:
+            extractor = HookExtractor.for_target(run.target, run.recipe.features)
         data = extract_features(run.target, *places, progress, extractor)
-        refused = served.refused if served else 0
-    size = human_bytes(data.size)
-    left_out = f", {plural(refused, 'conversation')} refused by the server" if refused else ""
-    figures = {"tokens": data.tokens, "bytes": data.size} | ({"refused": refused} if refused else {})
-    return Outcome(f"{plural(data.tokens, 'token')}, {size}{left_out}", figures)
+        if run.recipe.features.server is not None:  # over all attempts of the stage
+            refused = sum(1 for _ in wanted_conversations(*places[:2])) - data.records
+    outcome = Outcome(
+        f"{plural(data.tokens, 'token')}, {human_bytes(data.size)}",
+        {"tokens": data.tokens, "bytes": data.size},
+    )
+    return _with_refused(outcome, refused)
+
+
+def _served(run: Run) -> ServedExtractor | None:
+    servers = run.recipe.features.server
+    return None if servers is None else ServedExtractor(run.target, servers)
+
+
+def _with_refused(outcome: Outcome, count: int) -> Outcome:
+    """The outcome with the number of conversations that a server refused, if any."""
+    if not count:
+        return outcome
+    line = f"{outcome.line}, {plural(count, 'conversation')} refused by the server"
+    return replace(outcome, line=line, figures={**outcome.figures, "refused": count})
 
 
 def _train(run: Run, progress: Progress) -> Outcome:
     places = run.url("head"), run.url("train")
-    fit = train(run.target, run.url("features"), run.train_options, *places, progress, _online(run))
+    served = None if run.recipe.features.feed == "offline" else _served(run)
+    fit = train(run.target, run.url("features"), run.train_options, *places, progress, _online(run, served))
     tau = f"held-out chain tau {fit.tau:.2f}, " if fit.tau is not None else ""
     vocabulary = f"draft vocabulary {fit.draft_vocab_size:,} covers {fit.coverage:.1%}"
     figures = {"coverage": fit.coverage, "tokens": fit.tokens, "supervised_tokens": fit.supervised_tokens}
-    return Outcome(f"{plural(fit.steps, 'step')}, {tau}{vocabulary}", figures, fit.seconds)
+    outcome = Outcome(f"{plural(fit.steps, 'step')}, {tau}{vocabulary}", figures, fit.seconds)
+    return _with_refused(outcome, len(served.refused) if served else 0)
 
 
 def _train_fingerprint(run: Run) -> Fingerprint:
@@ -167,7 +181,7 @@ def _train_fingerprint(run: Run) -> Fingerprint:
     return fingerprint
 
 
-def _online(run: Run) -> OnlineFeatures | None:
+def _online(run: Run, served: ServedExtractor | None) -> OnlineFeatures | None:
     """Computes features while training requests them; None: training reads them from the store."""
     options = run.recipe.features
     if options.feed == "offline":
@@ -177,7 +191,7 @@ def _online(run: Run) -> OnlineFeatures | None:
             "features.feed=hybrid keeps features in one process: under torchrun set it to online or offline"
         )
     keep = run.url("train", "features") if options.feed == "hybrid" else None
-    return OnlineFeatures(run.target, run.url("conversations"), options, keep)
+    return OnlineFeatures(run.target, run.url("conversations"), options, keep, served)
 
 
 def _evaluate_fingerprint(run: Run) -> Fingerprint:

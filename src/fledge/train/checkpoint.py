@@ -1,10 +1,14 @@
-"""The trainer's checkpoint: one atomically written file from which training resumes bit for bit."""
+"""The trainer's checkpoint: one atomically written file from which training resumes bit for bit.
+
+It is hashed and written in a thread, from a copy of the state, while training goes on.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +20,7 @@ from fledge.base.errors import StorageError
 from fledge.base.storage import exists, join, read_bytes, write_atomic
 
 CHECKPOINT_NAME, METRICS_NAME = "checkpoint.safetensors", "metrics.jsonl"
+_LARGE = 2 * 10**9  # bytes of a checkpoint that is written every ten minutes instead of every minute
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Checkpoint:
     total: int  # updates of the whole run, as decided at its start
     seconds: float  # of training so far
     metrics: list[dict[str, Any]]  # lines of metrics.jsonl so far
-    tensors: dict[str, Tensor]  # of the optimiser, masters included
+    tensors: dict[str, Tensor]  # float32, of the optimiser, masters included
 
     def save(self, url: str) -> None:
         """Write the metrics, then the checkpoint, so that a finished run never lacks its last metrics."""
@@ -34,8 +39,7 @@ class Checkpoint:
         facts = {"step": self.step, "total": self.total, "seconds": self.seconds, "metrics": self.metrics}
         header = json.dumps(facts)
         metadata = {"fledge": header, "sha256": _checksum(header, self.tensors)}
-        data = safetensors.torch.save(self.tensors, metadata=metadata)
-        write_atomic(join(url, CHECKPOINT_NAME), data)
+        write_atomic(join(url, CHECKPOINT_NAME), *_safetensors(self.tensors, metadata))
 
     def write_metrics(self, url: str) -> None:
         """Write metrics.jsonl."""
@@ -61,9 +65,57 @@ class Checkpoint:
             raise StorageError(f"{place} is damaged ({error}); delete it to train from the start") from error
 
 
+class CheckpointWriter:
+    """Writes checkpoints in a thread, one at a time. What goes wrong there is raised by the next call."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fledge-checkpoint")
+        self._writing: Future[None] | None = None
+
+    def write(self, checkpoint: Checkpoint, url: str) -> None:
+        """Start to write, once the one before is on disk."""
+        self.wait()
+        self._writing = self._thread.submit(checkpoint.save, url)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait, then end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+
+def seconds_between(size: int) -> float:
+    """Time between two checkpoints of `size` bytes where the recipe names none."""
+    return 600.0 if size >= _LARGE else 60.0
+
+
+def _safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """The parts of a safetensors file of float32 tensors. Their data isn't copied, unlike by the library, which also
+    keeps other threads waiting while it does."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *map(_raw, tensors.values())]
+
+
 def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().data)
+        digest.update(_raw(tensor))
     return digest.hexdigest()
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]  # as in features/shard.py

@@ -1,18 +1,11 @@
-"""Batches in schedule order, read ahead by a thread while the previous step is computed.
-
-schedule   b0  b1  b2  b3  b4 ...        at most `ahead` batches wait, so memory is bounded however large the
-read       [b0  b1  b2]                  store or however slow the step
-step        b0
-"""
+"""What training reads: conversations with their features, as batches in the learner's type and on its device."""
 
 from __future__ import annotations
 
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,15 +13,13 @@ from torch import Tensor
 from fledge.features import FeatureSample, SampleInfo
 from fledge.train.batches import TrainBatch, make_batch
 
-T = TypeVar("T")
-U = TypeVar("U")
-
 
 class FeatureSource(Protocol):
     """Where training gets its conversations: a feature store, or a target that computes them online."""
 
     url: str
     ahead: int  # batches worth reading ahead
+    readers: int  # threads that do
 
     def split(self, name: str) -> list[SampleInfo]:
         """The conversations of "train" or "heldout"."""
@@ -39,7 +30,7 @@ class FeatureSource(Protocol):
         ...
 
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
-        """Several conversations with their hidden states."""
+        """Several conversations with their hidden states, without those that a server refuses."""
         ...
 
 
@@ -74,29 +65,10 @@ def read_batch(
     device: torch.device,
     noise: Noise | None = None,
 ) -> TrainBatch | None:
-    """Read the conversations and lay them end to end; None for an empty list."""
-    if not infos:
+    """Read the conversations and lay them end to end; None if there are none."""
+    samples = source.read_many(infos) if infos else []
+    if not samples:
         return None
-    samples = source.read_many(infos)
     if noise is not None:
         samples = [noise.added_to(sample) for sample in samples]
     return make_batch(samples, dtype).to(device)
-
-
-def read_ahead(items: Sequence[T], read: Callable[[T], U], ahead: int) -> Iterator[U]:
-    """`read` of every item in order, with up to `ahead` of them read in advance by a thread."""
-    if ahead < 1:
-        yield from map(read, items)
-        return
-    waiting: deque[Future[U]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="fledge-feed") as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(read, item))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()

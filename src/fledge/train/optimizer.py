@@ -39,6 +39,7 @@ class Optimizer:
         self._first = torch.zeros_like(masters)  # AdamW's moments; the first is Muon's momentum too
         self._second = torch.zeros_like(masters)
         self.average = masters.clone() if options.ema else None
+        self.best = masters.clone() if options.keep == "best" else None  # the weights kept so far
         every, muon = weights.weights.values(), options.optimizer == "muon"
         self._matrices = [w for w in every if muon and _in_layer(w)]  # updated by Muon
         self._adamw_weights = [w for w in every if not (muon and _in_layer(w))]  # updated by AdamW
@@ -97,9 +98,19 @@ class Optimizer:
                 self.average.copy_(before)
             self._weights.refresh()
 
+    def keep(self) -> None:
+        """Keep the weights as they are now, averaged if they are, as the best ones."""
+        assert self.best is not None
+        self.best.copy_(self._weights.masters.shard if self.average is None else self.average)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of `state()`."""
+        return len(self._shards()) * self._weights.grad.nbytes
+
     def state(self) -> dict[str, Tensor]:
-        """The complete state for a resumed run, to be saved by the leader. It isn't sharded, so any number of processes
-        can resume from it. All processes call this."""
+        """A copy of the complete state for a resumed run, to be saved by the leader. It isn't sharded, so any number of
+        processes can resume from it. All processes call this."""
         return {name: self._weights.masters.gather_to_leader(shard) for name, shard in self._shards().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -110,7 +121,8 @@ class Optimizer:
 
     def _shards(self) -> dict[str, Tensor]:
         shards = {"master": self._weights.masters.shard, "first": self._first, "second": self._second}
-        return shards if self.average is None else shards | {"average": self.average}
+        named = {"average": self.average, "best": self.best}
+        return shards | {name: shard for name, shard in named.items() if shard is not None}
 
     def _muon(self, grad: Tensor, step: int) -> None:
         """Update each matrix by the orthogonal matrix nearest to its Nesterov momentum. `grad` [P] is overwritten."""

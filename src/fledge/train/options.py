@@ -99,6 +99,11 @@ class TrainOptions(BaseModel):
     ema: float = Field(
         0.0, ge=0.0, lt=1.0, description="decay of averaged weights; 0: the last weights are the head"
     )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="which weights become the head: the last ones, or those with the best held-out tau of all "
+        "measurements (see evaluate_every)",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of conversations")
     parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
@@ -113,8 +118,10 @@ class TrainOptions(BaseModel):
     wandb_project: str | None = Field(
         None, description="also log to this Weights & Biases project (needs the extra wandb); null: don't"
     )
-    checkpoint_seconds: float = Field(
-        60.0, gt=0.0, description="time between two checkpoints: what a kill can lose"
+    checkpoint_seconds: float | None = Field(
+        None,
+        gt=0.0,
+        description="time between two checkpoints: what a kill can lose; null: a minute, or ten if one takes over 2 GB",
     )
 
     @field_validator("loss")

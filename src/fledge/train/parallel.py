@@ -121,8 +121,8 @@ class Masters:
         return shard
 
     def gather_to_leader(self, shard: Tensor) -> Tensor:
-        """`all_gather` for the leader, in host memory if it is a copy; empty in the other processes."""
-        return shard
+        """A copy of `all_gather` in the leader's host memory; empty in the other processes."""
+        return shard.to("cpu", copy=True) if self.team.leads else shard.new_empty(0)
 
     def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
         """Cast the masters (or another buffer, given by its shards) into every process' `compute` [N]."""

@@ -13,11 +13,13 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from fledge.base.ahead import read_ahead
 from fledge.base.child import on_sigterm
 from fledge.base.errors import DataError
 from fledge.base.fingerprint import Fingerprint, make_fingerprint
@@ -30,10 +32,10 @@ from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset
 from fledge.train.budget import seconds_per_token, steps_within
-from fledge.train.checkpoint import Checkpoint
+from fledge.train.checkpoint import Checkpoint, CheckpointWriter, seconds_between
 from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluation import measured_batches
-from fledge.train.feed import FeatureSource, Noise, read_ahead, read_batch
+from fledge.train.feed import FeatureSource, Noise, read_batch
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import HeadOptions, TrainOptions
@@ -123,8 +125,9 @@ def train_fingerprint(
         started = sha256(b"".join(read_bytes(file) for file in files))
     chosen = target.config.chosen_layers
     unneeded = {"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"}
-    if options.head == HeadOptions():  # of runs older than the option
-        unneeded.add("head")
+    # Of runs older than these options.
+    unneeded |= {"head"} if options.head == HeadOptions() else set()
+    unneeded |= {"keep"} if options.keep == "last" else set()
     return make_fingerprint(
         {
             "stage": "train",
@@ -161,7 +164,10 @@ class Trainer:
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
         if not self._heldout and team.leads:
-            logger.warning("no held-out conversations: tau isn't measured, and `fledge evaluate` will fail")
+            kept = ", the last weights are kept" if options.keep == "best" else ""
+            logger.warning(
+                "no held-out conversations: tau isn't measured%s, and `fledge evaluate` will fail", kept
+            )
         self.total = self._planned = len(self._schedule)
         self._learner.unrolled.weights.distribute(team, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
@@ -169,6 +175,8 @@ class Trainer:
         self._step_weights = [weight / sum(weights) for weight in weights]
         self._metrics: list[dict[str, Any]] = []
         self._tracker = Tracker(options, train_url, leads=team.leads)
+        self._writer = CheckpointWriter()
+        self._save_every = options.checkpoint_seconds or seconds_between(self._optimizer.state_bytes)
         self._drawn = 0  # rows in the TensorBoard curves
         self._step = 0
         self.seconds = 0.0
@@ -185,8 +193,9 @@ class Trainer:
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
         stop = threading.Event()  # set by SIGTERM: save, then end
-        with freed_memory_is_kept(), on_sigterm(stop.set):
-            for batch in read_ahead(range(self._step, self.total), self._read_step, self._source.ahead):
+        with closing(self._writer), freed_memory_is_kept(), on_sigterm(stop.set):
+            ahead, threads = self._source.ahead, self._source.readers
+            for batch in read_ahead(range(self._step, self.total), self._read_step, ahead, threads):
                 number, every = self._step + 1, self._options.log_every
                 logs = number % every == 0 or self._measures_tau_at(number)
                 measures = self._learner.learn(batch, self._step_weights, measure=logs, team=self._team)
@@ -199,20 +208,21 @@ class Trainer:
                     self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
                 else:
                     progress(self._step, self.total, clock.note())
-                due = self._team.any(time.monotonic() - saved >= self._options.checkpoint_seconds)
+                due = self._team.any(time.monotonic() - saved >= self._save_every)
                 stopping = self._team.any(stop.is_set())
                 if due or stopping or self._step == self.total:
                     self._save(clock)
                     saved = time.monotonic()
                 if stopping:
-                    self._team.wait()  # for the checkpoint
+                    self._writer.wait()
+                    self._team.wait()
                     raise SystemExit(143)
         self.seconds = clock.seconds()
         self._tracker.close()
 
     def facts(self) -> dict[str, Any]:
         """The training section of the head's metadata, independent of interruptions."""
-        last = next((row for row in reversed(self._metrics) if row["tau"] is not None), None)
+        kept = self._kept()
         return {
             "steps": self.total,
             "epochs": round(self._epochs(self.total), 4),
@@ -220,13 +230,21 @@ class Trainer:
             "conversations": len(self._training),
             "tokens": sum(info.tokens for info in self._training),
             "supervised_tokens": sum(info.supervised for info in self._training),
-            "tau": last["tau"] if last else None,
-            "acceptance": last["acceptance"] if last else [],
-        }
+            "tau": kept["tau"] if kept else None,
+            "acceptance": kept["acceptance"] if kept else [],
+        } | ({"kept_step": kept["step"]} if kept and self._options.keep == "best" else {})
 
     def weights(self) -> Any:
         """The finished head's weights. All processes call this."""
-        return self._learner.trained_head(self._optimizer.average)
+        best = self._optimizer.best if self._kept() else None  # without a measurement there is none
+        return self._learner.trained_head(self._optimizer.average if best is None else best)
+
+    def _kept(self) -> dict[str, Any] | None:
+        """The measurement of the weights to keep, the first of several that are equally good."""
+        measured = [row for row in self._metrics if row["tau"] is not None]
+        if self._options.keep == "last":
+            measured = measured[-1:]
+        return max(measured, key=lambda row: row["tau"], default=None)
 
     def _epochs(self, step: int) -> float:
         """Passes over the training conversations after `step` steps."""
@@ -291,6 +309,8 @@ class Trainer:
             "seconds": round(clock.seconds(), 2),
         }
         self._metrics.append(row)
+        if self._options.keep == "best" and self._kept() is row:
+            self._optimizer.keep()
         self._tracker.log(row)
         note = clock.note() + (f", loss {measures.loss:.3f}" if measures else "")
         if acceptance:
@@ -317,14 +337,15 @@ class Trainer:
         return together.acceptance()
 
     def _save(self, clock: _Clock) -> None:
-        """Save a checkpoint. All processes call this; the leader writes."""
+        """Save a checkpoint. All processes call this; the leader writes, in the background."""
         state = self._optimizer.state()
         if not self._team.leads:
             return
         if len(self._metrics) > self._drawn:
             write_curves(self._url, self._metrics, time.time() - clock.seconds())
             self._drawn = len(self._metrics)
-        Checkpoint(self._step, self.total, clock.seconds(), self._metrics, state).save(self._url)
+        checkpoint = Checkpoint(self._step, self.total, clock.seconds(), list(self._metrics), state)
+        self._writer.write(checkpoint, self._url)
 
     def _resume(self) -> bool:
         checkpoint = Checkpoint.load(self._url)

@@ -47,6 +47,7 @@ class TrainingFacts:
     loss: Curve = ()
     tau: Curve = ()  # on held-out conversations
     restarts: Sequence[float] = ()  # steps at which another training began, from the head so far
+    kept: tuple[float, float] | None = None  # step and tau of the best weights, if these are the head
     steps: int | None = None
     epochs: float | None = None
     tokens: int | None = None  # supervised tokens seen, epochs included
@@ -115,6 +116,7 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
         loss=_curve(rows, "loss"),
         tau=_curve(rows, "tau"),
         restarts=_restarts(rows),
+        kept=(facts["kept_step"], facts["tau"]) if "kept_step" in facts else None,
         steps=int(facts["steps"]) if "steps" in facts else None,
         epochs=epochs,
         tokens=round(tokens * epochs) if tokens is not None and epochs is not None else None,

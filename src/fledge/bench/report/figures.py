@@ -50,13 +50,13 @@ def curve_chart(
     *,
     smooth: bool = False,
     y_from: float | None = None,
-    restarts: Sequence[float] = (),
+    marks: Sequence[float] = (),
 ) -> str:
-    """A training curve; `smooth` draws the raw values faintly behind their running mean."""
+    """A training curve; `smooth` draws the raw values faintly behind their running mean, `marks` are dashed lines."""
     if len(curve) < 2:
         return ""
     points = thinned(curve)
-    axes = Axes("training step", label, y_from=y_from, x_lines=restarts)
+    axes = Axes("training step", label, y_from=y_from, x_lines=marks)
     lines, markers = [Series(label, style, points)], len(points) <= 40
     if smooth:
         mean = Series(f"{label}, running mean", style, running_mean(points))

@@ -140,19 +140,28 @@ def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingV
     if training.head_bytes:
         tiles.append(Tile(human_bytes(training.head_bytes), "on disk"))
     if training.tau:
-        tiles.append(
-            Tile(number(training.tau[-1][1], 2), "τ of drafted chains at the end, on held-out conversations")
+        tau, where = training.tau[-1][1], "at the end"
+        if training.kept:
+            tau, where = training.kept[1], f"at step {training.kept[0]:,}, whose weights are the head"
+        tiles.append(Tile(number(tau, 2), f"τ of drafted chains {where}, on held-out conversations"))
+    marks, note = training.restarts, ""
+    if training.kept:
+        marks, note = (
+            [training.kept[0]],
+            "The dashed line is where held-out τ was best: the head is as it was there.",
+        )
+    elif training.restarts:
+        note = (
+            f"{1 + len(training.restarts)} trainings, each from the head before it: a dashed line is where the next "
+            "began. The learning rate starts over there, and τ is measured on that training's own held-out "
+            "conversations, which may be harder: that is why the curves jump."
         )
     return TrainingView(
         label,
         tiles,
-        loss=figures.curve_chart(training.loss, "loss", style, smooth=True, restarts=training.restarts),
-        tau=figures.curve_chart(training.tau, "held-out τ", style, y_from=1.0, restarts=training.restarts),
-        note=f"{1 + len(training.restarts)} trainings, each from the head before it: a dashed line is where the next "
-        "began. The learning rate starts over there, and τ is measured on that training's own held-out conversations, "
-        "which may be harder: that is why the curves jump."
-        if training.restarts
-        else "",
+        loss=figures.curve_chart(training.loss, "loss", style, smooth=True, marks=marks),
+        tau=figures.curve_chart(training.tau, "held-out τ", style, y_from=1.0, marks=marks),
+        note=note,
     )
 
 
