@@ -106,10 +106,7 @@ def serve(
     ] = None,
     cuda_graphs: Annotated[
         bool | None,
-        _engine_option(
-            "--cuda-graphs/--no-cuda-graphs",
-            help="record rounds at start and replay them; on GPUs with Triton only, and there by default",
-        ),
+        _engine_option("--cuda-graphs/--no-cuda-graphs", help="replay recorded rounds; on GPUs by default"),
     ] = None,
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait; more get a 503", rich_help_panel=_LIMITS)

@@ -13,8 +13,7 @@ is read here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -55,9 +54,6 @@ class RowState(Protocol):
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
         """A request gets more pages of the KV pool, from number `start` on."""
-
-    def settle(self, requests: int, rows: int) -> None:
-        """A recorded round of `rows` rows runs next; those from `requests` on are padding (`RunningBatch.settle`)."""
 
 
 class BatchSizes(NamedTuple):
@@ -104,7 +100,6 @@ class RunningBatch:
         self._owned = [0] * rows  # pages of each
         self._speculates = [False] * rows
         self._speculating: Speculating | None = None
-        self._settled: Speculating | None = None  # what the mask of recorded rounds says
         self._mask = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def view(self) -> Carried:
@@ -187,32 +182,3 @@ class RunningBatch:
                 rows = [row for row, flag in enumerate(flags) if flag]
             self._speculating = Speculating(any(flags), mask, rows)
         return self._speculating
-
-    # Recorded rounds
-
-    @contextmanager
-    def padded(self, rows: int) -> Iterator[None]:
-        """Within this the first `rows` rows run, whoever they belong to: a round is being recorded."""
-        before = self.size, self._speculating
-        self.size, self._speculating = rows, Speculating(True, self._mask[:rows], None)
-        try:
-            yield
-        finally:
-            self.size, self._speculating = before
-
-    def settle(self, rows: int) -> None:
-        """A recorded round of `rows` rows runs next: bring what it reads up to date.
-
-        Rows behind the running requests are padding. They have length 0 and no page but the one that is nobody's, so
-        whatever a round does for them, no request's keys and values are read or written.
-        """
-        speculating = self.speculating()
-        if speculating is not self._settled:
-            self._settled = speculating
-            if speculating.mask is None:
-                self._mask[: self.size].fill_(True)
-        if rows > self.size:
-            self._state.length[self.size : rows].zero_()  # a round moves it on
-            self._state.page_table[self.size : rows].fill_(PADDING_PAGE)
-        for one in self._states:
-            one.settle(self.size, rows)

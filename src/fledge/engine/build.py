@@ -13,7 +13,7 @@ from torch import Tensor
 from fledge.base.errors import EngineError
 from fledge.draft.cpu import NativeHeadRunner
 from fledge.draft.runner import HeadRunner
-from fledge.engine.batch import BatchSizes, RowState, RunningBatch
+from fledge.engine.batch import BatchSizes, RunningBatch
 from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.drafters.eagle import Eagle, HeadSizes
 from fledge.engine.flight import Flight, make_flight
@@ -27,6 +27,7 @@ from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.rounds.graphs import TREES, CudaRecorder, GraphRounds, RoundKey, keys, trees_for
 from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.rounds.padding import PaddedBatch, SettledState
 from fledge.engine.rounds.torch import TorchRounds
 from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.scheduler import Scheduler
@@ -122,29 +123,32 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         eagle = Eagle(head, head_sizes, selection, decoder.dtype, decoder.device)
     drafter = eagle or own
     history = context + reserve + 1 if lookup or own else 0
-    states: list[RowState] = [selection] if drafter is None else [selection, drafter]
+    states: list[SettledState] = [selection] if drafter is None else [selection, drafter]
     # Recorded rounds look at histories as long as they can become.
     sizes = BatchSizes(options.max_batch, pages, history, 0 if recorded else decoder.page_size)
-    batch = RunningBatch(sizes, decoder.device, states)
     verifier, clock = Verifier(target, selection), PhaseClock()
     recorder = CudaRecorder(decoder.device) if recorded else None
+    batch: RunningBatch
     rounds: TorchRounds
-    if kernels := _kernels(decoder, eagle, own):
-        rounds = NativeRounds(verifier, batch, eagle, clock)
-    elif recorder is not None:
-        rounds = GraphRounds(verifier, batch, drafter, clock)
+    if recorder is not None:
+        batch = padded = PaddedBatch(sizes, decoder.device, states)
+        rounds = graphs = GraphRounds(verifier, padded, drafter, clock)
     else:
-        rounds = TorchRounds(verifier, batch, drafter, clock)
+        batch, graphs = RunningBatch(sizes, decoder.device, states), None
+        if _kernels(decoder, eagle, own):
+            rounds = NativeRounds(verifier, batch, eagle, clock)
+        else:
+            rounds = TorchRounds(verifier, batch, drafter, clock)
     planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
             cost = measure_cost(target, eagle, options.max_batch, recorder)
-        few = trees_for if recorder is not None else None
-        planner = AdaptivePlanner(cost, topk, kernels, lookup, start=options.tuned or {}, few=few)
-    if recorder is not None and isinstance(rounds, GraphRounds):
+        confident, few = isinstance(rounds, NativeRounds), trees_for if recorded else None
+        planner = AdaptivePlanner(cost, topk, confident, lookup, start=options.tuned or {}, few=few)
+    if recorder is not None and graphs is not None:
         with torch.inference_mode():
             room = _activations(decoder, options, nodes)
-            rounds.record(recorder, recorded, partial(RoundPlan, match_rates=planner.match_rates), room)
+            graphs.record(recorder, recorded, partial(RoundPlan, match_rates=planner.match_rates), room)
     return EngineParts(
         rounds=rounds,
         target=target,

@@ -9,7 +9,7 @@ extend. What a replay reads lies where it lay for the recording:
     what lookup's matches are worth
 
 Recordings are few: by `RoundKey`, for some numbers of rows and some trees. A batch runs in the next larger number of
-rows, and what is too much is padding, which reads and writes the page that is nobody's (`RunningBatch.settle`):
+rows, and what is too much is padding, which reads and writes the page that is nobody's (`PaddedBatch.settle`):
 
     3 requests, recorded for 4 rows     row    0     1     2     3
                                         length 37    112   5     0
@@ -33,11 +33,11 @@ import torch
 
 from fledge.base.device import map_tensors
 from fledge.base.errors import EngineError
-from fledge.engine.batch import RunningBatch
 from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.memory import free_memory
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner.plan import RoundPlan
+from fledge.engine.rounds.padding import PaddedBatch
 from fledge.engine.rounds.torch import Outcome, TorchRounds
 from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.shapes import PLAIN, TreeShape
@@ -144,8 +144,10 @@ def trees_for(requests: int) -> list[TreeShape]:
 class GraphRounds(TorchRounds):
     """`TorchRounds` of which some are recorded."""
 
+    batch: PaddedBatch
+
     def __init__(
-        self, target: Verifier, batch: RunningBatch, drafter: Drafter | None, clock: PhaseClock
+        self, target: Verifier, batch: PaddedBatch, drafter: Drafter | None, clock: PhaseClock
     ) -> None:
         """None is recorded yet."""
         super().__init__(target, batch, drafter, clock)
