@@ -9,6 +9,7 @@ import pytest
 from tests.triton_compiler import Compiled, compiled
 
 pytest.importorskip("triton", reason="Triton isn't installed: pip install 'fledge[gpu]'")
+triton_attention = pytest.importorskip("fledge.attention.triton")
 
 _SMALLEST = 99 << 10  # bytes of shared memory a block may have on an L4, an A10 or an RTX 30 and 40
 _PROGRAM = """
@@ -72,6 +73,22 @@ def test_keys_that_all_rows_see_take_few_instructions(traffic: list[Compiled]) -
     assert all(variant.tensor > 0 for variant in traffic[:3])
     assert [variant.loop for variant in traffic[:2]] == pytest.approx([440, 440], abs=40)
     assert 0 < traffic[2].loop <= 380
+
+
+def test_a_masked_prefix_loop_is_found_out(tmp_path: Path) -> None:
+    """Planted: keys that all rows see are masked, too."""
+    source = Path(triton_attention.__file__).read_text("utf-8")
+    assert source.count("PAGE, KEYS, False, TREE") == 1
+    (tmp_path / "masked.py").write_text(source.replace("KEYS, False, TREE", "KEYS, True, TREE"), "utf-8")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import masked as kernels
+attend(trees(2, 8, 517), 32, 8, 128, torch.bfloat16)
+launched = [kernels._attend]
+"""
+    (variant,) = compiled(_PROGRAM + program, tmp_path / "cache")
+    assert variant.loop > 600
 
 
 def test_nothing_spills(traffic: list[Compiled]) -> None:

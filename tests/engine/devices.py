@@ -30,6 +30,7 @@ from fledge.engine.measure import sizes_up_to
 from fledge.engine.planner import AdaptivePlanner, CostCurve, CostModel, FinishedRound, RoundPlan
 from fledge.engine.planner.cost import head_forwards
 from fledge.engine.planner.speed import trees
+from fledge.engine.rounds.graphs import trees_for
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TOPKS
 from tests.engine import decisions
 
@@ -308,13 +309,25 @@ def loads(load: int | None, rounds: int, most: int, rng: random.Random) -> list[
 
 
 def simulate(
-    device: Device, head: DraftHead, load: int | None, *, rounds: int = ROUNDS, seed: int = 0
+    device: Device,
+    head: DraftHead,
+    load: int | None,
+    *,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    recorded: bool = False,
 ) -> Cell:
-    """Serve so many rounds."""
+    """Serve so many rounds. `recorded`: with the few trees of an engine whose rounds are CUDA graphs."""
     dice, rng = random.Random(seed), np.random.default_rng(seed)
     most = load or (64 if device.gpu else 16)
     sizes = loads(load, rounds, most, dice)
-    planner = AdaptivePlanner(device.measured(most, dice), 8, not device.gpu, 0 if device.gpu else _LOOKUP)
+    planner = AdaptivePlanner(
+        device.measured(most, dice),
+        8,
+        not device.gpu,
+        0 if device.gpu else _LOOKUP,
+        few=trees_for if recorded else None,
+    )
     spells = Spells(*device.spells, dice)
     clock = behind = 0.0
     spent, plain, plans, first = np.zeros(rounds), np.zeros(rounds), [], rounds

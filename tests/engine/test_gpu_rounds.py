@@ -29,8 +29,15 @@ _MOST = {
     "catching up, 4": 575,
     "starting anew, 4": 580,
     "second device, 4": 770,
+    "recorded, greedy, 3": 20,
+    "recorded, filtered, 3": 20,
+    "second device, recorded, 3": 20,
 }
-_FAULTS = {"planted: a value is read", "planted: another device"}
+_FAULTS = {
+    "planted: a value is read",
+    "planted: a value is read while a round is recorded",
+    "planted: another device",
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +83,7 @@ def test_a_round_is_a_limited_number_of_launches(report: dict[str, dict[str, Any
 
 def test_planted_faults_are_found(report: dict[str, dict[str, Any]]) -> None:
     """What the other tests say of the engine's own rounds, they would say of these."""
-    reads, mixes = (report[name] for name in sorted(_FAULTS))
+    reads, records, mixes = (report[name] for name in sorted(_FAULTS))
     assert "a value is read in engine/" in reads["waits"]["decode"][0]
+    assert "can't be recorded (a value is read in engine/" in records["error"]
     assert "FakeTensorDeviceMismatchError" in mixes["error"]

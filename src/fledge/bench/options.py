@@ -88,8 +88,9 @@ class BenchOptions(BaseModel):
         default=None,
         description="the host works on a round's results while the next one runs; on GPUs only, and there by default",
     )
-    cuda_graphs: bool = Field(
-        default=False, description="record rounds and replay them; on a GPU with Triton"
+    cuda_graphs: bool | None = Field(
+        default=None,
+        description="record rounds at start and replay them; on GPUs with Triton only, and there by default",
     )
     price_per_hour: float | None = Field(
         default=None, gt=0, description="of the machine, in any currency: shows the cost per million tokens"

@@ -104,7 +104,7 @@ class Bench:
         longest: int = 0,
         *,
         overlap: bool | None = None,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
     ) -> Engine:
         answer = longest_answer(self.options.max_tokens)
         return Engine(

@@ -105,9 +105,9 @@ def serve(
         ),
     ] = None,
     cuda_graphs: Annotated[
-        bool,
-        _engine_option("--cuda-graphs", help="record rounds and replay them; on a GPU with Triton"),
-    ] = False,
+        bool | None,
+        _engine_option("--cuda-graphs/--no-cuda-graphs", help="replay recorded rounds; on GPUs by default"),
+    ] = None,
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait; more get a 503", rich_help_panel=_LIMITS)
     ] = 1024,

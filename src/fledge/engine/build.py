@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -12,20 +13,21 @@ from torch import Tensor
 from fledge.base.errors import EngineError
 from fledge.draft.cpu import NativeHeadRunner
 from fledge.draft.runner import HeadRunner
-from fledge.engine.batch import BatchSizes, RowState, RunningBatch
+from fledge.engine.batch import BatchSizes, RunningBatch
 from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.drafters.eagle import Eagle, HeadSizes
 from fledge.engine.flight import Flight, make_flight
 from fledge.engine.forwards import TargetForward
 from fledge.engine.measure import measure_cost
-from fledge.engine.memory import activation_bytes, free_memory, memory_for_kv
+from fledge.engine.memory import activation_bytes, free_memory, graph_bytes, memory_for_kv
 from fledge.engine.options import EngineOptions
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner import AdaptivePlanner, FixedPlanner, Planner
+from fledge.engine.planner import AdaptivePlanner, FixedPlanner, Planner, RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
-from fledge.engine.rounds.graphs import CudaRecorder, GraphRounds, RecordedRounds
+from fledge.engine.rounds.graphs import TREES, CudaRecorder, GraphRounds, RoundKey, keys, trees_for
 from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.rounds.padding import PaddedBatch, SettledState
 from fledge.engine.rounds.torch import TorchRounds
 from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.scheduler import Scheduler
@@ -33,6 +35,7 @@ from fledge.engine.selection import SelectionRows
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape, deepest
 from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder
+from fledge.target.experts import waits
 from fledge.target.target import Target
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
@@ -96,7 +99,8 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     ahead = max(shape.reach for shape in bounds) + 1 if overlap else 0
     reserve = window + ahead
     nodes = max(shape.nodes for shape in bounds)
-    pool, context = _size_pool(decoder, head, options, reserve, nodes)
+    recorded = _recorded(decoder, own, options, bounds, lookup)
+    pool, context = _size_pool(decoder, head, options, reserve, nodes, recorded)
     last_position = decoder.config.max_position_embeddings - 1
     target = TargetForward(
         decoder, decoder.allocate_kv(pool.pages), pool.pages, last_position,
@@ -105,7 +109,6 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     pages = pool.pages_for(context + reserve)
     topk = max(shape.topk for shape in bounds) if speculates else 0
     selection = SelectionRows(options.max_batch, decoder.config.vocab_size, decoder.device)
-    selection.settles = options.cuda_graphs
     eagle = None
     if head is not None:
         head_sizes = HeadSizes(
@@ -120,24 +123,32 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         eagle = Eagle(head, head_sizes, selection, decoder.dtype, decoder.device)
     drafter = eagle or own
     history = context + reserve + 1 if lookup or own else 0
-    states: list[RowState] = [selection] if drafter is None else [selection, drafter]
-    batch = RunningBatch(
-        BatchSizes(options.max_batch, pages, history, decoder.page_size), decoder.device, states
-    )
+    states: list[SettledState] = [selection] if drafter is None else [selection, drafter]
+    # Recorded rounds look at histories as long as they can become.
+    sizes = BatchSizes(options.max_batch, pages, history, 0 if recorded else decoder.page_size)
     verifier, clock = Verifier(target, selection), PhaseClock()
-    recorded = RecordedRounds(CudaRecorder(decoder.device)) if options.cuda_graphs else None
+    recorder = CudaRecorder(decoder.device) if recorded else None
+    batch: RunningBatch
     rounds: TorchRounds
-    if kernels := _kernels(decoder, eagle, own):
-        rounds = NativeRounds(verifier, batch, eagle, clock)
-    elif recorded is not None:
-        rounds = GraphRounds(verifier, batch, drafter, clock, recorded)
+    if recorder is not None:
+        batch = padded = PaddedBatch(sizes, decoder.device, states)
+        rounds = graphs = GraphRounds(verifier, padded, drafter, clock)
     else:
-        rounds = TorchRounds(verifier, batch, drafter, clock)
+        batch, graphs = RunningBatch(sizes, decoder.device, states), None
+        if _kernels(decoder, eagle, own):
+            rounds = NativeRounds(verifier, batch, eagle, clock)
+        else:
+            rounds = TorchRounds(verifier, batch, drafter, clock)
     planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
-            cost = measure_cost(target, eagle, options.max_batch, recorded)
-        planner = AdaptivePlanner(cost, topk, kernels, lookup, start=options.tuned or {})
+            cost = measure_cost(target, eagle, options.max_batch, recorder)
+        confident, few = isinstance(rounds, NativeRounds), trees_for if recorded else None
+        planner = AdaptivePlanner(cost, topk, confident, lookup, start=options.tuned or {}, few=few)
+    if recorder is not None and graphs is not None:
+        with torch.inference_mode():
+            room = _activations(decoder, options, nodes)
+            graphs.record(recorder, recorded, partial(RoundPlan, match_rates=planner.match_rates), room)
     return EngineParts(
         rounds=rounds,
         target=target,
@@ -166,6 +177,34 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     )
 
 
+def _recorded(
+    decoder: Decoder, own: Drafter | None, options: EngineOptions, bounds: Sequence[TreeShape], lookup: int
+) -> list[RoundKey]:
+    """The rounds that are CUDA graphs. `bounds`: the largest trees; `lookup`: tokens added to those of the planner."""
+    wanted = options.cuda_graphs
+    if wanted is None:
+        experts, gpu = decoder.config.experts, decoder.device.type == "cuda"
+        reads = (own is not None and not own.recordable) or (
+            experts is not None and waits(experts, decoder.config.hidden_size, decoder.dtype)
+        )
+        wanted = gpu and find_spec("triton") is not None and not reads
+    if not wanted:
+        return []
+    if bounds == [PLAIN] or options.tree is not None:
+        return keys(options.max_batch, [shape for shape in bounds if shape != PLAIN])
+    topk = max(shape.topk for shape in bounds)
+    trees = [*(shape for shape in TREES if shape.topk <= topk), *(options.tuned or {}).values()]
+    return keys(
+        options.max_batch, [replace(shape, lookup=lookup) for shape in dict.fromkeys(trees) if shape != PLAIN]
+    )
+
+
+def _activations(decoder: Decoder, options: EngineOptions, nodes: int) -> int:
+    """Bytes of the largest forward; `nodes`: of a draft tree, at most."""
+    rows = options.max_batch * nodes
+    return activation_bytes(decoder.config, max(rows, options.prefill_rows), rows, decoder.dtype.itemsize)
+
+
 def _kernels(decoder: Decoder, eagle: Eagle | None, own: Drafter | None) -> bool:
     """Whether a round can be one C++ call."""
     native_head = eagle is None or isinstance(eagle.runner, NativeHeadRunner)
@@ -191,11 +230,16 @@ def _forget(pools: Sequence[Tensor], pages: Sequence[int]) -> None:
 
 
 def _size_pool(
-    decoder: Decoder, head: HeadRunner | None, options: EngineOptions, reserve: int, nodes: int
+    decoder: Decoder,
+    head: HeadRunner | None,
+    options: EngineOptions,
+    reserve: int,
+    nodes: int,
+    recorded: Sequence[RoundKey],
 ) -> tuple[PagePool, int]:
     """The pool, and how many tokens of context a request may have; `reserve` more are kept for its next rounds.
 
-    `nodes`: of a draft tree, at most.
+    `nodes`: of a draft tree, at most. `recorded`: rounds that are CUDA graphs.
     """
     limit = decoder.config.max_position_embeddings
     context = limit if options.max_context is None else options.max_context
@@ -204,12 +248,10 @@ def _size_pool(
     tokens = options.kv_tokens
     if tokens is None:
         wanted = options.max_batch * (-(-(context + reserve) // size) * size)
-        rows = options.max_batch * nodes
-        needed = activation_bytes(
-            decoder.config, max(rows, options.prefill_rows), rows, decoder.dtype.itemsize
-        )
-        recorded = 2 if options.cuda_graphs else 1  # recordings keep theirs
-        tokens = min(wanted, memory_for_kv(decoder.device, recorded * needed) // token_bytes)
+        needed = _activations(decoder, options, nodes)
+        rows = max((key.requests * key.shape.nodes for key in recorded), default=0)
+        needed += graph_bytes(decoder.config, rows, len(recorded), decoder.dtype.itemsize)
+        tokens = min(wanted, memory_for_kv(decoder.device, needed) // token_bytes)
     free = free_memory(decoder.device)
     if tokens * token_bytes > free:
         raise EngineError(

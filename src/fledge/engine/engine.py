@@ -65,7 +65,9 @@ class Engine:
     overlap: the host works on a round's results while the next round runs; only on GPUs, and there unless False.
     tuned: by number of requests, the tree the planner begins with (`fledge tune`, `engine.shape_text.read_tuned`); it
     goes its own way once it has measured enough.
-    cuda_graphs: rounds are recorded and replayed (`graphs.py`); needs a GPU and Triton.
+    cuda_graphs: rounds are recorded when the engine starts, and replayed (`rounds/graphs.py`); needs a GPU and Triton,
+    and is on there unless False, or unless a drafter of your own or a mixture of experts that isn't in bf16 reads
+    values on the host.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Engine:
         draft_weights: DraftWeights | None = None,
         overlap: bool | None = None,
         tuned: Mapping[int, TreeShape] | None = None,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | None = None,
     ) -> None:
         if not isinstance(target, Target):
             raise EngineError(f"target is {target!r}; load it first: Target.load(...)")

@@ -13,7 +13,7 @@ from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.flight import seconds_of
 from fledge.engine.forwards import TargetForward
 from fledge.engine.planner.cost import CostCurve, CostModel
-from fledge.engine.rounds.graphs import RecordedRounds
+from fledge.engine.rounds.graphs import Recorder, record
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES
 from fledge.target.batch import Decoder, ForwardBatch
 
@@ -28,7 +28,7 @@ _measured_targets: WeakKeyDictionary[Decoder, dict[tuple[int, bool], CostCurve]]
 
 
 def measure_cost(
-    target: TargetForward, eagle: Eagle | None, requests: int, recorded: RecordedRounds | None = None
+    target: TargetForward, eagle: Eagle | None, requests: int, recorder: Recorder | None = None
 ) -> CostModel:
     """Time both models on an idle pool, at all sizes that rounds of up to so many requests can have.
 
@@ -36,13 +36,13 @@ def measure_cost(
     beforehand: the planner learns from rounds what they take.
     """
     max_rows = requests * MAX_NODES
-    curves, key = _measured_targets.setdefault(target.decoder, {}), (max_rows, recorded is not None)
+    curves, key = _measured_targets.setdefault(target.decoder, {}), (max_rows, recorder is not None)
     if key not in curves:
 
         def run_target(batch: ForwardBatch) -> object:
             return target.decoder.forward(batch, target.kv, logits="argmax", features=True)
 
-        curves[key] = _measure(sizes_up_to(max_rows), _TARGET_WIDTH, run_target, target, recorded)
+        curves[key] = _measure(sizes_up_to(max_rows), _TARGET_WIDTH, run_target, target, recorder)
     if eagle is None:
         return CostModel(curves[key], CostCurve((1,), (0.0,)))
     topk = eagle.sizes.topk
@@ -54,7 +54,7 @@ def measure_cost(
         rows = hidden[: len(batch.token_ids)]
         return eagle.runner.forward(batch, eagle.kv, features=None, hidden=rows, k=topk)
 
-    return CostModel(curves[key], _measure(sizes, _HEAD_WIDTH, run_head, target, recorded))
+    return CostModel(curves[key], _measure(sizes, _HEAD_WIDTH, run_head, target, recorder))
 
 
 def sizes_up_to(max_rows: int) -> list[int]:
@@ -71,7 +71,7 @@ def _measure(
     width: int,
     run: Callable[[ForwardBatch], object],
     target: TargetForward,
-    recorded: RecordedRounds | None,
+    recorder: Recorder | None,
 ) -> CostCurve:
     """The fastest of some repeats, all sizes in turn: a slow moment of the machine meets none of them every time.
 
@@ -84,7 +84,7 @@ def _measure(
         requests = -(-rows // width)
         work: Callable[[], object] = partial(run, _batch(requests, rows // requests, target))
         work()
-        works[rows] = work if recorded is None else recorded.alone(work)
+        works[rows] = work if recorder is None else record(recorder, work).replay
         seconds[rows] = seconds_of(works[rows], device)
         spent += seconds[rows]
         if spent > _BUDGET_SECONDS and len(seconds) > 1:

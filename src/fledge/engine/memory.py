@@ -13,6 +13,9 @@ from fledge.target.config import DecoderConfig
 
 # Of what is free, for the KV of target and head together: a host's memory is others', too, a GPU's is the engine's.
 _HOST_SHARE, _GPU_SHARE = 0.25, 0.9
+_GRAPH_BYTES = (
+    8 << 20
+)  # of a recorded round beside its tensors: an estimate, since nobody has measured it yet
 _LOGIT_COPIES = 4  # float32: logits, what is made of them, and two temporaries
 
 
@@ -35,6 +38,11 @@ def activation_bytes(config: DecoderConfig, rows: int, logit_rows: int, itemsize
     )  # with the rotated ones in float32
     row = 8 * config.hidden_size + 3 * config.intermediate_size + attention  # residual, features, MLP
     return rows * row * itemsize + logit_rows * config.vocab_size * 4 * _LOGIT_COPIES
+
+
+def graph_bytes(config: DecoderConfig, rows: int, recordings: int, itemsize: int) -> int:
+    """About what recorded rounds keep, of which the largest has so many rows: they share the tensors' memory."""
+    return activation_bytes(config, rows, rows, itemsize) + recordings * _GRAPH_BYTES
 
 
 def free_memory(device: torch.device) -> int:

@@ -29,7 +29,7 @@ class EngineOptions:
     draft_weights: DraftWeights | None = None
     overlap: bool | None = None
     tuned: Mapping[int, TreeShape] | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | None = None
 
     def __post_init__(self) -> None:
         wholes = ("max_batch", "prefill_rows", "busy_prefill_rows", "max_context", "kv_tokens", "lookup")

@@ -7,7 +7,8 @@ the vocabulary, so these are only made when the first request with a penalty com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -51,9 +52,13 @@ class SelectionRows:
         self._selections: dict[int, Selection | None] = {}  # by rows per request, until the batch changes
         self._drawing: Drawing | None = None  # likewise
         self._followers: dict[int, Follower] = {}  # by request id, for structured outputs
-        self.settles = False  # for recorded rounds, see `graphs.py`
-        # By requests, rows to each, and whether some are filtered.
-        self._settled: dict[tuple[int, int, bool], RowSampling] = {}
+        self._recorded: tuple[int, str] | None = (
+            None  # requests and choice of the round that is being recorded
+        )
+        self._fixed: RowSampling | None = (
+            None  # [rows], where recorded rounds find the running requests' parameters
+        )
+        self._settled: Selection | None = None  # what was written there
 
     def append(self, row: int, request: Request, pages: Sequence[int], bonus: Tensor) -> None:
         """A row for a request; its answer up to and with `bonus` [] int64 is counted."""
@@ -91,8 +96,12 @@ class SelectionRows:
     def selection(self, nodes: int) -> Selection | None:
         """How B * nodes rows of logits choose; None if all of them just take the most likely token."""
         if nodes not in self._selections:
-            made = _selection(self._requests, nodes, self._counts, self._followers, self._device)
-            self._selections[nodes] = self._settle(made, nodes) if self.settles else made
+            if self._recorded is not None:
+                self._selections[nodes] = self._recorded_selection(nodes, *self._recorded)
+            else:
+                self._selections[nodes] = _selection(
+                    self._requests, nodes, self._counts, self._followers, self._device
+                )
         return self._selections[nodes]
 
     @property
@@ -105,11 +114,26 @@ class SelectionRows:
             return None
         return "filtered" if selection.sampling.truncates else "drawn"
 
-    def settle(self) -> None:
-        """Bring the tensors up to date that recorded rounds of as many requests read (see `graphs.py`)."""
-        for requests, nodes, _ in list(self._settled):
-            if requests == len(self._requests):
-                self.selection(nodes)
+    @contextmanager
+    def recording(self, requests: int, choice: str) -> Iterator[None]:
+        """Within this so many requests choose in this way (`choice`), by parameters that are written later."""
+        if self._fixed is None:
+            self._fixed = _no_sampling(self._capacity, self._device)
+        self._selections, self._recorded = {}, (requests, choice)
+        try:
+            yield
+        finally:
+            self._recorded = None
+            self._changed()
+
+    def settle(self, requests: int, rows: int) -> None:
+        """Write the running requests' parameters to where recorded rounds read them."""
+        made = self.selection(1)
+        if made is None or made.sampling is None or self._fixed is None or made is self._settled:
+            return
+        self._settled = made
+        for fixed, now in zip(self._fixed[:5], made.sampling[:5], strict=True):
+            fixed[:requests].copy_(now)
 
     @property
     def wants_logits(self) -> bool:
@@ -152,18 +176,14 @@ class SelectionRows:
             times = (step < emits.index_select(0, rows)[:, None]).to(torch.int32)
         self._counts.generated.index_put_((rows[:, None].expand_as(tokens), tokens), times, accumulate=True)
 
-    def _settle(self, made: Selection | None, nodes: int) -> Selection | None:
-        """The same numbers, written to the memory where those of the last batch of this size lie."""
-        if made is None or made.sampling is None:
-            return made
-        key = len(self._requests), nodes, made.sampling.truncates
-        kept = self._settled.get(key)
-        if kept is None:
-            kept = self._settled[key] = made.sampling._replace(sampled=None, greedy_too=True)
-        else:
-            for old, new in zip(kept[:5], made.sampling[:5], strict=True):
-                old.copy_(new)
-        return made._replace(sampling=kept)
+    def _recorded_selection(self, nodes: int, requests: int, choice: str) -> Selection | None:
+        if choice == "greedy" or self._fixed is None:
+            return None
+        temperature, top_k, top_p, min_p, key = (
+            column[:requests].repeat_interleave(nodes) for column in self._fixed[:5]
+        )
+        rows = RowSampling(temperature, top_k, top_p, min_p, key, None, choice == "filtered", greedy_too=True)
+        return Selection(rows, None, None, only_drawn=True)
 
     def _changed(self) -> None:
         self._selections.clear()
@@ -185,6 +205,13 @@ def request_selection(requests: Sequence[Request], vocabulary: int, device: torc
                 _count(counts, row, request, request.output_ids)
     at = {request.id: request.grammar.after(request.output_ids) for request in requests if request.grammar}
     return _selection(requests, 1, counts, at, device)
+
+
+def _no_sampling(rows: int, device: torch.device) -> RowSampling:
+    """Greedy rows, in memory that is written to."""
+    zeros, ones = (make(rows, dtype=torch.float32, device=device) for make in (torch.zeros, torch.ones))
+    none = torch.zeros(rows, dtype=torch.int64, device=device)
+    return RowSampling(zeros, none, ones, zeros.clone(), none.clone(), None, truncates=False)
 
 
 def _no_counts(rows: int, vocabulary: int, device: torch.device) -> TokenCounts:

@@ -86,6 +86,16 @@ def mix_experts(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
     return mixed.view(-1, config.per_token, x.shape[1]).sum(dim=1)
 
 
+def waits(config: ExpertsConfig, hidden_size: int, dtype: torch.dtype) -> bool:
+    """Whether `mix_experts` reads on the host how many rows each expert got."""
+    return not _one_product(dtype, hidden_size, 2 * config.intermediate_size, config.intermediate_size)
+
+
+def _one_product(dtype: torch.dtype, *sizes: int) -> bool:
+    """Whether torch has one call for all experts' products: of torch 2.10 on, with rows of whole 16 bytes."""
+    return dtype == torch.bfloat16 and hasattr(F, "grouped_mm") and not any(size % 8 for size in sizes)
+
+
 def _activated(gate_up: Tensor, config: ExpertsConfig) -> Tensor:
     """[N, 2 * I], gates first -> [N, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -97,8 +107,7 @@ def _activated(gate_up: Tensor, config: ExpertsConfig) -> Tensor:
 
 def _each_expert(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Rows [N, in], sorted by expert, times that expert's matrix [E, out, in]; `ends` [E]: where its rows end."""
-    wide = all(size % 8 == 0 for size in weights.shape[1:])  # grouped_mm wants rows of whole 16 bytes
-    if rows.dtype == torch.bfloat16 and wide and hasattr(F, "grouped_mm"):  # torch 2.10 and later
+    if _one_product(rows.dtype, *weights.shape[1:]):
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends.int())
     out, start = rows.new_empty(rows.shape[0], weights.shape[1]), 0
     for expert, end in enumerate(ends.tolist()):

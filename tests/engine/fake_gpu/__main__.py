@@ -7,6 +7,7 @@ import json
 import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.options import EngineOptions
 from fledge.engine.planner import RoundPlan
 from fledge.engine.request import Request
+from fledge.engine.rounds import graphs
 from fledge.native.build import find_compiler
 from fledge.target.batch import ForwardBatch, one_sequence
 from fledge.target.config import DecoderConfig
@@ -76,11 +78,20 @@ def models(device: torch.device, layers: int) -> tuple[TorchDecoder, TorchHeadRu
 
 
 def engine(
-    gpu: FakeGpu, device: torch.device, requests: int, tree: TreeShape | None
+    gpu: FakeGpu,
+    device: torch.device,
+    requests: int,
+    tree: TreeShape | None,
+    cuda_graphs: bool | None = False,
 ) -> tuple[EngineCore, EngineParts]:
     """The real one, all but how results come to the host."""
     options = EngineOptions(
-        max_batch=requests, max_context=2048, kv_tokens=64 * 2048, tree=tree, overlap=True
+        max_batch=requests,
+        max_context=2048,
+        kv_tokens=64 * 2048,
+        tree=tree,
+        overlap=True,
+        cuda_graphs=cuda_graphs,
     )
     parts = build_parts(*models(device, gpu.layers), options)
     gpu.audit.restart()
@@ -115,6 +126,22 @@ def serve(
         core.step()
 
 
+def serve_recorded(gpu: FakeGpu, device: torch.device, options: list[dict[str, Any]]) -> None:
+    """Three requests in rounds that are recorded for four, as graphs are by default; two, then three again."""
+    with mock.patch.object(graphs, "_BATCHES", ()):
+        core, parts = engine(gpu, device, 4, _TREE, None)
+    ids = [submit(core, number, options[number % len(options)]) for number in range(3)]
+    for _ in range(3):
+        core.step()
+    core.cancel(ids[0])
+    core.step()
+    submit(core, 3, options[0])
+    for _ in range(2):
+        core.step()
+    assert isinstance(parts.rounds, graphs.GraphRounds)
+    assert parts.rounds.replayed == 6
+
+
 def falling_behind(gpu: FakeGpu, device: torch.device, requests: int, more: int) -> None:
     """Rounds without the head, then with it again: it catches up. It is `more` positions behind than it passed."""
     core, parts = engine(gpu, device, requests, None)
@@ -138,7 +165,7 @@ def forwards(gpu: FakeGpu, device: torch.device) -> None:
     runner.forward(rows, runner.allocate_kv(4), features=out.features, hidden=None, k=4)
 
 
-def reading(gpu: FakeGpu, device: torch.device, requests: int, options: list[dict[str, Any]]) -> None:
+def reading(gpu: FakeGpu, device: torch.device, serving: Callable[..., None], *arguments: Any) -> None:
     """A planted mistake: a round looks at a value."""
     propose = Eagle.propose
 
@@ -148,7 +175,7 @@ def reading(gpu: FakeGpu, device: torch.device, requests: int, options: list[dic
 
     Eagle.propose = looks  # type: ignore[method-assign]
     try:
-        serve(gpu, device, requests, options)
+        serving(gpu, device, *arguments)
     finally:
         Eagle.propose = propose  # type: ignore[method-assign]
 
@@ -181,7 +208,11 @@ def scenarios() -> dict[str, tuple[Callable[..., None], tuple[Any, ...], int]]:
     found["starting anew, 4"] = falling_behind, (4, 150), 0
     found["second device, 4"] = serve, (4, [{}, _SAMPLED["filtered"]]), 1
     found["second device, forwards alone"] = forwards, (), 1
-    found["planted: a value is read"] = reading, (2, [{}]), 0
+    found["recorded, greedy, 3"] = serve_recorded, ([{}],), 0
+    found["recorded, filtered, 3"] = serve_recorded, ([_SAMPLED["filtered"], {}],), 0
+    found["second device, recorded, 3"] = serve_recorded, ([_SAMPLED["sampled"], {}],), 1
+    found["planted: a value is read"] = reading, (serve, 2, [{}]), 0
+    found["planted: a value is read while a round is recorded"] = reading, (serve_recorded, [{}]), 0
     found["planted: another device"] = mixing_devices, (2, [{}]), 0
     return found
 

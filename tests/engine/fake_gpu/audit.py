@@ -40,6 +40,7 @@ class Audit(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         self.waits: list[str] = []
         self.pinned: dict[int, Tensor] = {}  # by storage
+        self.recording = False  # a replay wouldn't know what the host has now
 
     def restart(self) -> None:
         """Count from here on."""
@@ -92,6 +93,8 @@ class Audit(TorchDispatchMode):
         kinds = source.device.type, there.device.type
         if "cuda" not in kinds or kinds[0] == kinds[1]:
             return
+        if self.recording:
+            self.wait("a copy between host and device is recorded")
         host = source if kinds[0] == "cpu" else there
         if host.untyped_storage()._cdata not in self.pinned:
             self.wait("a copy of pageable memory")

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -18,10 +18,13 @@ from fledge.base.device import to_host
 from fledge.engine import build
 from fledge.engine.flight import Flight, Landed
 from fledge.engine.planner import CostCurve, CostModel
+from fledge.engine.rounds import graphs
+from fledge.engine.rounds.graphs import Recording
 from fledge.native.build import compile_library
 from tests.engine.fake_gpu.audit import Audit
 
 _aten: Any = torch.ops.aten
+T = TypeVar("T")
 
 
 def load_guard(compiler: str) -> None:
@@ -74,6 +77,8 @@ class FakeGpu:
             replace(Tensor, "__getitem__", _getitem)
             replace(Tensor, "__setitem__", _setitem)
             replace(build, "free_memory", lambda device: 1 << 36)
+            replace(graphs, "free_memory", lambda device: 1 << 36)
+            replace(build, "CudaRecorder", lambda device: FakeRecorder(self.audit))
             replace(build, "make_flight", lambda device, ahead: FakeFlight(self, device))
             curve = CostCurve((1, 64), (1e-3, 2e-3))
             replace(build, "measure_cost", lambda *given: CostModel(curve, curve))
@@ -114,6 +119,25 @@ class FakeGpu:
         pinned = options.pop("pin_memory", False)
         made = real(*size, **options)
         return self.audit.pin(made) if pinned else made
+
+
+class FakeRecorder:
+    """A `Recorder`: what can't be recorded is refused, as by CUDA, and a replay is one launch."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+
+    def record(self, work: Callable[[], T]) -> Recording[T]:
+        """See `Recorder.record`."""
+        audit = self._audit
+        before, audit.recording = len(audit.waits), True
+        try:
+            made = work()
+        finally:
+            audit.recording = False
+        if len(audit.waits) > before:
+            raise RuntimeError(audit.waits[before])
+        return Recording(made, lambda: audit.launch("graph"))
 
 
 class FakeFlight(Flight):

@@ -96,6 +96,9 @@ class Drafter:
     features = False  # whether it reads the target's features
     remembers: int | None = None  # positions of a request that it can catch up on, at most; None: all
     vocabulary: int | None = None  # tokens that it can propose, at most; None: all
+    recordable = (
+        False  # whether its rounds can be CUDA graphs: no value goes from or to the host while it proposes
+    )
 
     def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
         """Candidates for all running requests, no deeper than `plan.bound.reach`."""
@@ -140,3 +143,6 @@ class Drafter:
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
         """A request gets more pages of the KV pool, from number `start` on."""
+
+    def settle(self, requests: int, rows: int) -> None:
+        """A recorded round of `rows` rows runs next; those from `requests` on are padding, which owns no pages."""

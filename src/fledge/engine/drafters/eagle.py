@@ -70,7 +70,7 @@ class HeadState(NamedTuple):
 class Eagle(Drafter):
     """A draft head over the engine's pool of pages."""
 
-    features = True
+    features = recordable = True
 
     def __init__(
         self,
@@ -297,6 +297,12 @@ class Eagle(Drafter):
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
         """More pages of a request."""
         self._pages.write(row, start - self._starts[row] // self.runner.page_size, pages)
+
+    def settle(self, requests: int, rows: int) -> None:
+        """Padding has no pages of its own."""
+        if rows > requests:
+            self._state.head_start[requests:rows].zero_()
+            self._state.head_pages[requests:rows].fill_(PADDING_PAGE)
 
     def _restart(self, row: int, start: int, pages: Sequence[int]) -> None:
         """Let the head of a row begin anew at this position, a page border; `pages` begin at the former one."""

@@ -32,6 +32,8 @@ from fledge.engine.selection import SelectionRows
 class Lookup(Drafter):
     """Prompt lookup alone: a chain of copied tokens for each request."""
 
+    recordable = True
+
     def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
         """As many tokens as the plan's trees are deep."""
         now = batch.view()

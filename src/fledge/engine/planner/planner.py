@@ -17,7 +17,7 @@ the last rounds, so that no round waits for a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -133,7 +133,8 @@ class AdaptivePlanner:
     """Plans rounds from the outcomes of earlier ones. One per engine.
 
     `cost`: measured at start. `topk` bounds the trees' width. `confident`: rounds may read their own probabilities.
-    `lookup`: the most tokens that prompt lookup proposes. `start`: the shape to begin with, by batch size.
+    `lookup`: the most tokens that prompt lookup proposes. `start`: the shape to begin with, by batch size. `few`: by
+    number of requests, the only trees to choose from, the smallest first; None: all.
     """
 
     cost: CostModel
@@ -141,10 +142,11 @@ class AdaptivePlanner:
     confident: bool
     lookup: int = 0
     start: Mapping[int, TreeShape] = field(default_factory=dict)
+    few: Callable[[int], Sequence[TreeShape]] | None = None
 
     def __post_init__(self) -> None:
         self.match_rates = MatchRates()
-        self.speeds = Speeds(self.cost, topk=self.topk, reach=max(MAX_DEPTH, self.lookup))
+        self.speeds = Speeds(self.cost, topk=self.topk, reach=max(MAX_DEPTH, self.lookup), few=self.few)
         asks = [Kind.LOOKUP] if self.confident and self.lookup else []
         self._kinds = [Kind.HEAD, *asks, Kind.PLAIN]
         self._sizes: dict[int, _Size] = {}
@@ -302,7 +304,11 @@ class AdaptivePlanner:
         topk = min(self.topk, 4)
         max_rows = _FIRST_CPU_ROWS if self.confident else _FIRST_ROWS
         nodes = min(max(max_rows // requests, 2), 16 if topk > 1 else 5)
-        return RoundPlan(TreeShape(min(nodes - 1, 4), topk, nodes, self.lookup), self.match_rates, hopes=True)
+        shape = TreeShape(min(nodes - 1, 4), topk, nodes)
+        if self.few is not None:
+            few = [one for one in self.few(group_of(requests)) if one.topk <= topk]
+            shape = max((one for one in few if one.nodes <= nodes), key=lambda one: one.nodes, default=shape)
+        return RoundPlan(replace(shape, lookup=self.lookup), self.match_rates, hopes=True)
 
     def _with_head(self, shape: TreeShape, requests: int, hope: float = 1.0) -> RoundPlan:
         """A plan with the head; one that reads the tree's own probabilities needs only its width."""

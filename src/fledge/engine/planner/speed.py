@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,11 +59,21 @@ def group_of(requests: int) -> int:
 class Speeds:
     """The tokens per second of one engine by batch size, and what they are made of."""
 
-    def __init__(self, cost: CostModel, *, topk: int, reach: int = MAX_DEPTH) -> None:
-        """`cost` as measured at start. `topk` bounds the trees' width, `reach` their depth."""
+    def __init__(
+        self,
+        cost: CostModel,
+        *,
+        topk: int,
+        reach: int = MAX_DEPTH,
+        few: Callable[[int], Collection[TreeShape]] | None = None,
+    ) -> None:
+        """`cost` as measured at start. `topk` bounds the trees' width, `reach` their depth.
+
+        `few`: by number of requests, the only trees to choose from; None: all.
+        """
         self.costs = LearntCosts(cost)
         self.acceptance = AcceptanceModel(MAX_DEPTH, topk, reach)
-        self._topks = [k for k in TOPKS if k <= topk]
+        self._topks, self._few = [k for k in TOPKS if k <= topk], few
         self._sums: defaultdict[int, list[_Sums]] = defaultdict(lambda: [_Sums() for _ in Kind])
         self._promises: dict[int, Promise] = {}  # by group, until `forget_promises`
 
@@ -136,13 +147,15 @@ class Speeds:
         The best one is sought with the costs hoped for, and promises what it most probably takes.
         """
         best, best_rate = Promise(PLAIN, 1.0, 1.0), -math.inf
-        cost = self.costs.hoped(requests)
+        cost, few = self.costs.hoped(requests), self._few and self._few(group_of(requests))
         verify = {nodes: cost.target.at(requests * nodes) for nodes in _NODES}
         for topk in self._topks:
             for depth in range(1, MAX_DEPTH + 1):
                 worth = self.acceptance.best_nodes(depth, topk).tolist()
                 head = cost.head_seconds(requests, TreeShape(depth, topk, depth + 1))
                 for shape in trees(depth, topk, len(worth)):
+                    if few is not None and shape not in few:
+                        continue
                     tau, seconds = 1.0 + worth[shape.nodes - 2], max(verify[shape.nodes] + head, 1e-9)
                     if tau / seconds > best_rate:
                         best, best_rate = Promise(shape, tau, seconds), tau / seconds

@@ -5,6 +5,7 @@ tree.py            what the target says about a tree, and the accepted path
 verifier.py        the target's part of it
 result.py          what a round hands to the loop, whichever backend ran it
 graphs.py          rounds as CUDA graphs
+padding.py         the batch of such rounds: rows behind the running requests
 native.py          `NativeRounds`: the same in one C++ call, where target and head run on the CPU kernels
 native_draft.py    what that call writes about its trees
 hooks.py           what Python does in the midst of the call: penalties, log probabilities, structured outputs
