@@ -61,6 +61,7 @@ class Speeds:
     def __init__(self, cost: CostModel, *, topk: int, reach: int = MAX_DEPTH) -> None:
         """`cost` as measured at start. `topk` bounds the trees' width, `reach` their depth."""
         self.costs = LearntCosts(cost)
+        self._topk, self._reach = topk, reach
         self.acceptance = AcceptanceModel(MAX_DEPTH, topk, reach)
         self._topks = [k for k in TOPKS if k <= topk]
         self._sums: defaultdict[int, list[_Sums]] = defaultdict(lambda: [_Sums() for _ in Kind])
@@ -108,6 +109,13 @@ class Speeds:
     def forget_promises(self) -> None:
         """Search for the best trees again."""
         self._promises.clear()
+
+    def forget_head(self) -> None:
+        """Another head drafts: nothing is known of its acceptance."""
+        self.acceptance = AcceptanceModel(MAX_DEPTH, self._topk, self._reach)
+        for sums in self._sums.values():
+            sums[Kind.HEAD] = _Sums()
+        self.forget_promises()
 
     def learn(
         self,
