@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import pytest
 
 from fledge.engine import Engine
 from fledge.engine.record import Tape
+from fledge.server.learning import LearningMetrics
 from fledge.server.options import ServerOptions
 from fledge.target.target import Target
 from tests.server.conftest import HTTP, MODEL, running
@@ -76,7 +79,19 @@ def test_its_state_needs_the_key_and_its_metrics_are_on_the_page(target: Target)
     assert "fledge:learn_tokens_total 70.0" in page
     assert "fledge:learn_version 3.0" in page
     assert "fledge:learn_tau_live 1.5" in page
-    assert "fledge:learn_tau_candidate" not in page
+    assert "fledge:learn_tau_candidate" not in page  # nothing is known of it yet
+
+
+def test_the_dashboard_asks_only_for_metrics_of_learning_that_exist() -> None:
+    noted = Noted()
+    known = {**STATE, "tau": {"live": 1.5, "heldout": 1.4, "candidate": 1.6}}
+    noted.state = lambda: known  # type: ignore[method-assign]
+    page = {sample.name for metric in LearningMetrics(noted).collect() for sample in metric.samples}
+    wanted = set(
+        re.findall(r"fledge:learn_\w+", files("fledge.server").joinpath("grafana.json").read_text("utf-8"))
+    )
+    assert len(wanted) > 5
+    assert wanted <= page
 
 
 def test_a_server_that_does_not_learn_has_no_such_route(target: Target) -> None:

@@ -92,7 +92,7 @@ class Learning:
         self._engine: Engine | None = None
         self._intake: Intake | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._paused = False
+        self._ready = self._paused = False  # the process has loaded what it needs; it is stopped
         self._closing = threading.Event()
         self._lock = threading.RLock()
 
@@ -127,7 +127,7 @@ class Learning:
         """All that there is to see, as JSON."""
         intake, latest = self._intake, self._latest
         return {
-            "state": "stopped" if self._why else "paused" if self._paused else "learning",
+            "state": self._phase(),
             "why": self._why,
             "version": self.version,
             "pinned": self._versions.pinned(),
@@ -147,6 +147,11 @@ class Learning:
             "curve": list(self._curve),
             "versions": [asdict(card) for card in self._versions.cards()],
         }
+
+    def _phase(self) -> str:
+        if self._why:
+            return "stopped"
+        return "paused" if self._paused else "learning" if self._ready else "starting"
 
     def close(self) -> None:
         """Stop learning; the process ends."""
@@ -205,7 +210,9 @@ class Learning:
 
     def _heard(self, message: dict[str, Any]) -> None:
         kind = message.pop("kind")
-        if kind == "measured":
+        if kind == "ready":
+            self._ready = True
+        elif kind == "measured":
             now = round(time.monotonic() - self._started, 1)
             self.updates = message["steps"]
             self._latest = {"seconds": now, "version": self.version, **message}
@@ -272,7 +279,7 @@ class Learning:
             now = time.monotonic()
             if engine.busy:
                 idle_since = now
-            if not self._options.busy:
+            if self._ready and not self._options.busy:
                 self._pause(now - idle_since < _QUIET_S)
             if now - looked > _PIN_S:
                 looked = now

@@ -78,6 +78,7 @@ class Worker:
     def run(self) -> None:
         """Until the server ends."""
         threading.Thread(target=self._read, daemon=True).start()
+        _say(self._out, kind="ready")
         with freed_memory_is_kept():
             while True:
                 self._obey()
