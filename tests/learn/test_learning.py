@@ -56,7 +56,7 @@ def learning(target: Target, wanted: LearnOptions) -> Iterator[tuple[Learning, E
         made.close()
 
 
-def until(condition: Callable[[], object], meanwhile: Callable[[], object], seconds: float = 240) -> None:
+def until(condition: Callable[[], object], meanwhile: Callable[[], object], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never happened"
