@@ -245,7 +245,7 @@ class Learning:
             latest = self._latest
             logger.info(
                 "version %d serves: tau %s on held-out traffic, %s before (95 %% interval of the gain %s to %s), "
-                "%s tokens learnt from, %.0f ms to swap",
+                "%s tokens learnt from, loaded in %.0f ms",
                 number, latest.get("tau"), latest.get("before"), latest.get("low"), latest.get("high"),
                 latest.get("tokens"), 1e3 * (time.monotonic() - begun),
             )  # fmt: skip
