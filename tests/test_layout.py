@@ -25,6 +25,7 @@ ORDER = [
     ("train",),
     ("bench",),
     ("released",),
+    ("learn",),
     ("run", "server", "deploy"),
     ("commands",),
     ("__main__",),

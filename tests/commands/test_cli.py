@@ -36,7 +36,11 @@ COMMANDS = {
     "compare",
     "ablate",
 }
-GROUPS = {"bench": {"engine", "server", "peers", "privacy", "ratios"}, "deploy": {"vertex"}}
+GROUPS = {
+    "bench": {"engine", "server", "peers", "privacy", "ratios"},
+    "deploy": {"vertex"},
+    "learn": {"list", "pin", "export", "race"},
+}
 COMMANDS |= {"export", "import", "doctor", "template", "card"}
 
 

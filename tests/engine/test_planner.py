@@ -152,6 +152,14 @@ def test_speculation_comes_back_when_the_head_becomes_useful(confident: bool) ->
     assert all(shape.depth > 0 for shape in serve(one, 1, 3000, 0.8)[-2:])
 
 
+@pytest.mark.parametrize("confident", [True, False])
+def test_another_head_is_tried_at_once_and_used_where_it_pays(confident: bool) -> None:
+    one = planner(confident=confident)
+    serve(one, 1, 2000, 1e-4, claimed=2e-3)
+    one.forget_head()
+    assert all(shape.depth > 0 for shape in serve(one, 1, 60, 0.8)[-20:])
+
+
 def test_a_single_slow_round_does_not_upset_the_plan() -> None:
     one = planner()
     serve(one, 1, 300, 0.8)

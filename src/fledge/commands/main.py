@@ -18,10 +18,12 @@ from fledge.base.errors import EngineError, FledgeError
 from fledge.base.retry import OneRetryLine
 from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
 from fledge.commands.bench_privacy import bench_privacy
+from fledge.commands.cloud import deploy_app
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.extras import missing_package
+from fledge.commands.learn import learn_app
 from fledge.commands.plan import plan
-from fledge.commands.serving import TemplateKwargs, deploy_app, doctor, export, import_, serve
+from fledge.commands.serving import TemplateKwargs, doctor, export, import_, serve
 
 if TYPE_CHECKING:
     from fledge.run.folder import Run
@@ -343,6 +345,7 @@ app.command(rich_help_panel=USE)(export)
 app.command("import", rich_help_panel=USE)(import_)
 app.command(rich_help_panel=USE)(doctor)
 app.add_typer(deploy_app, name="deploy", rich_help_panel=USE)
+app.add_typer(learn_app, name="learn", rich_help_panel=USE)
 
 
 @app.command(rich_help_panel=JUDGE)

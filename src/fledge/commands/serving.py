@@ -1,4 +1,4 @@
-"""The commands that serve a target and publish its head: `serve`, `export`, `import`, `doctor`, `deploy`."""
+"""The commands that serve a target and publish its head: `serve`, `export`, `import`, `doctor`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fledge.base.errors import EngineError, ServerError
 
 if TYPE_CHECKING:
     from fledge.engine import Drafter, TreeShape
+    from fledge.learn import LearnOptions
 
 _ENGINE, _LIMITS = "fledge's engine", "Load, access and logs"
 _FOREIGN = "Another engine (--engine sglang or vllm)"
@@ -32,9 +33,6 @@ TemplateKwargs = Annotated[
 def _engine_option(*names: str, **more: Any) -> Any:
     """An option of fledge's own engine."""
     return typer.Option(*names, rich_help_panel=_ENGINE, **more)
-
-
-deploy_app = typer.Typer(help="Put a target and its head on a cloud service.", no_args_is_help=True)
 
 
 def serve(
@@ -108,6 +106,26 @@ def serve(
         bool | None,
         _engine_option("--cuda-graphs/--no-cuda-graphs", help="replay recorded rounds; on GPUs by default"),
     ] = None,
+    learn: Annotated[
+        bool,
+        _engine_option(
+            "--learn", help="train a head beside serving, from the answers as they come; on a CPU"
+        ),
+    ] = False,
+    learn_folder: Annotated[
+        Path, _engine_option(help="where learnt heads are kept, and the last one is found again")
+    ] = Path("learned"),
+    learn_memory_mb: Annotated[
+        float | None,
+        _engine_option(
+            help="memory for answers to learn from; by default a quarter of what is free, 2 GiB at most"
+        ),
+    ] = None,
+    learn_busy: Annotated[bool, _engine_option("--learn-busy", help="train while requests run, too")] = False,
+    learn_priority: Annotated[
+        Literal["lowest", "normal"],
+        _engine_option(help="of the process that trains; lowest: only what no other program wants"),
+    ] = "lowest",
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait; more get a 503", rich_help_panel=_LIMITS)
     ] = 1024,
@@ -220,7 +238,15 @@ def serve(
         dtype=dtype,
         device=device,
         chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
+        learn=_learn(learn_folder, learn_memory_mb, learn_busy, learn_priority) if learn else None,
     )
+
+
+def _learn(folder: Path, memory_mb: float | None, busy: bool, priority: str) -> LearnOptions:
+    from fledge.learn import LearnOptions
+
+    memory = None if memory_mb is None else int(memory_mb * 2**20)
+    return LearnOptions(folder=str(folder), memory=memory, busy=busy, lowest=priority == "lowest")
 
 
 def _made(drafter: str) -> Drafter:
@@ -348,52 +374,3 @@ def doctor(
             chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
         )
     )
-
-
-@deploy_app.command()
-def vertex(
-    project: Annotated[str, typer.Option(help="Google Cloud project")],
-    region: Annotated[str, typer.Option(help="such as us-central1")],
-    image: Annotated[str, typer.Option(help="container image with fledge and the engine")],
-    target: Annotated[str, typer.Option(help="hub id, or a folder in the image")],
-    head: Annotated[str, typer.Option(help="gs:// folder, hub id, or a folder in the image")],
-    name: Annotated[str, typer.Option(help="display name of model and endpoint")] = "fledge",
-    engine: Annotated[str, typer.Option(help="sglang, vllm or fledge")] = "sglang",
-    machine_type: Annotated[str, typer.Option(help="machine type on Vertex AI")] = "a3-highgpu-1g",
-    accelerator: Annotated[
-        str, typer.Option(help="Vertex AI's AcceleratorType, or none")
-    ] = "NVIDIA_H100_80GB",
-    accelerator_count: Annotated[int, typer.Option(help="accelerators per replica")] = 1,
-    min_replicas: Annotated[int, typer.Option(help="fewest replicas")] = 1,
-    max_replicas: Annotated[int, typer.Option(help="most replicas")] = 1,
-    service_account: Annotated[
-        str | None, typer.Option(help="account that may read the head's bucket")
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE for the server, or NAME to pass on your own, such as HF_TOKEN; repeatable"
-        ),
-    ] = None,
-    run: Annotated[bool, typer.Option("--run", help="make the calls; otherwise they are printed")] = False,
-) -> None:
-    """Upload the model and deploy an endpoint on Vertex AI; a dry run without --run."""
-    from fledge.deploy.vertex import VertexOptions, deploy_vertex, parse_environment
-
-    options = VertexOptions(
-        project=project,
-        region=region,
-        image=image,
-        target=target,
-        head=head,
-        name=name,
-        engine=engine,
-        machine_type=machine_type,
-        accelerator=None if accelerator == "none" else accelerator,
-        accelerator_count=accelerator_count,
-        min_replicas=min_replicas,
-        max_replicas=max_replicas,
-        service_account=service_account,
-        environment=parse_environment(env or (), os.environ),
-    )
-    deploy_vertex(options, run=run)

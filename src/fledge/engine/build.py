@@ -25,6 +25,7 @@ from fledge.engine.phases import PhaseClock
 from fledge.engine.planner import AdaptivePlanner, FixedPlanner, Planner, RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
+from fledge.engine.record import Recorder
 from fledge.engine.rounds.graphs import TREES, CudaRecorder, GraphRounds, RoundKey, keys, trees_for
 from fledge.engine.rounds.native import NativeRounds
 from fledge.engine.rounds.padding import PaddedBatch, SettledState
@@ -58,6 +59,7 @@ class EngineParts:
     overlap: bool
     own_kernels: bool  # they have threads of their own, so torch is kept in one thread (`torch_alone`)
     max_context: int
+    recorder: Recorder | None
 
 
 def refuse_unfit(target: Target, options: EngineOptions) -> None:
@@ -71,6 +73,8 @@ def refuse_unfit(target: Target, options: EngineOptions) -> None:
         refuse_overlap(target.device)
     if options.cuda_graphs:
         CudaRecorder(target.device)
+    if options.recorder is not None and target.device.type != "cpu":
+        raise EngineError("learning while serving needs a target on a CPU as yet; leave it out")
 
 
 def refuse_overlap(device: torch.device) -> None:
@@ -139,6 +143,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
             rounds = NativeRounds(verifier, batch, eagle, clock)
         else:
             rounds = TorchRounds(verifier, batch, drafter, clock)
+    verifier.records = options.recorder is not None
     planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
@@ -174,6 +179,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         overlap=overlap,
         own_kernels=decoder.backend == "native",
         max_context=context,
+        recorder=options.recorder,
     )
 
 

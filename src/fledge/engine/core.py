@@ -21,13 +21,15 @@ from functools import partial
 import torch
 
 from fledge.base.errors import EngineError
+from fledge.draft.runner import HeadRunner
 from fledge.engine.build import EngineParts
+from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.flight import torch_alone
 from fledge.engine.params import check_request
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import FinishedRound, RoundPlan
-from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk
-from fledge.engine.request import Emitted, Request, StepResult, TreeTrace
+from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, record_prompts
+from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, traces_of
 from fledge.engine.rounds.prompts import PrefillRun
 from fledge.engine.rounds.result import RoundResult
 from fledge.engine.shapes import PLAIN
@@ -43,6 +45,7 @@ class EngineCore:
         self._drafter, self._flight, self._clock = parts.drafter, parts.flight, parts.clock
         self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
         self._own_kernels, self._max_context = parts.own_kernels, parts.max_context
+        self._recorder = parts.recorder
         self._decode_text = decode_text
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
@@ -188,6 +191,15 @@ class EngineCore:
             self._scheduler.preemptions = self._scheduler.hit_tokens = self._pool.evictions = 0
             self._clock.restart()
 
+    def change_head(self, runner: HeadRunner) -> None:
+        """Draft with another head of the same sizes from the next round on; no request notices."""
+        with self._lock, self._queue_lock, self._on_device():
+            if not isinstance(self._drafter, Eagle):
+                raise EngineError("this engine has no draft head to change; give it one when it is made")
+            self._drafter.change_head(runner)
+            self._scheduler.forget_heads()
+            self._planner.forget_head()
+
     def stats(self) -> EngineStats:
         """Counters and times since the engine started."""
         pool, scheduler, counts = self._pool, self._scheduler, self._counts
@@ -228,10 +240,11 @@ class EngineCore:
         behind = follow and len(finishing) == len(chunks) and not self._planner.pays(company)
         head = follow and not behind
         drafter = self._drafter if follow else None
-        run = PrefillRun(self._target, self._batch, drafter, chunks, self._clock)
+        records = self._recorder is not None
+        run = PrefillRun(self._target, self._batch, drafter, chunks, self._clock, records=records)
         for chunk in chunks:
             self._compose_chunk(chunk, head=head)
-        self._flight.launch(run.target, partial(self._first_tokens, finishing))
+        self._flight.launch(run.target, partial(self._first_tokens, chunks))
         joining = self._joining(chunks)
         if head or joining:
             self._flight.launch(partial(run.join, joining, read=head), lambda nothing, seconds: None)
@@ -261,8 +274,11 @@ class EngineCore:
             joining.append(Joining(number, place, request, tuple(request.pages)))
         return joining
 
-    def _first_tokens(self, finishing: Sequence[Request], first: FirstTokens, seconds: float) -> None:
+    def _first_tokens(self, chunks: Sequence[PrefillChunk], first: FirstTokens, seconds: float) -> None:
         """Deliver what a prefill yielded."""
+        if first.features is not None:
+            record_prompts(chunks, first.features)
+        finishing = [chunk.request for chunk in chunks if chunk.finishes]
         tokens = first.chosen.tolist() if first.chosen is not None else []
         logprobs = first.logprobs.read([[token] for token in tokens]) if first.logprobs else {}
         for number, (request, token) in enumerate(zip(finishing, tokens, strict=True)):
@@ -311,8 +327,9 @@ class EngineCore:
         """Deliver what a round brought, and learn from it. `speculating`: rows of those that do; None: all."""
         rows = result.emitted.tolist()  # per request: how many tokens it emits, then the tokens
         logprobs = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
-        traces = _traces(result, running)
         drafted, counts, max_tokens = result.drafted, self._counts, _max_tokens(plan)
+        traced = drafted is not None and any(request.trace for request in running)
+        traces = traces_of(running, drafted.tree, result.path, rows) if drafted and traced else {}
         sizes = [0] * len(rows) if drafted is None else drafted.sizes
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
         counts.rounds += 1
@@ -321,6 +338,8 @@ class EngineCore:
             if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
                 continue
             request.draft.land(result.pending[number], restarted=result.restarted[number])
+            if request.tape is not None and result.states is not None:
+                request.tape.decoded(result.states[number, :count])
             speculated = request.speculate and sizes[number] > 0
             if speculated:
                 depths.append(count - 1)
@@ -354,6 +373,9 @@ class EngineCore:
         )
         self._results.append(result)
         if request.finish_reason:
+            if request.tape is not None and self._recorder is not None:
+                drafts = sum(request.accepted_by_depth), request.drafted_rounds
+                self._recorder.finished(request.tape, request.context(0, request.length), drafts)
             self._scheduler.remove(request)
         if request.sink is not None:
             try:
@@ -366,23 +388,6 @@ class EngineCore:
 def _max_tokens(plan: RoundPlan | None) -> int:
     """Tokens that a round with this plan emits at most, per request."""
     return 1 if plan is None else plan.bound.reach + 1
-
-
-def _traces(result: RoundResult, running: Sequence[Request]) -> dict[int, TreeTrace]:
-    """By request id, the draft trees of those that were submitted with `trace`."""
-    drafted, traces = result.drafted, dict[int, TreeTrace]()
-    for row, request in enumerate(running):
-        if drafted is not None and request.trace and request.speculate:
-            tree = drafted.tree
-            # Its neighbours may have more nodes: the last ones are empty then.
-            nodes = int((tree.token_ids[row] >= 0).sum())
-            traces[request.id] = TreeTrace(
-                token_ids=tree.token_ids[row, :nodes].tolist(),
-                parents=tree.parents[row, :nodes].tolist(),
-                log_probs=tree.log_probs[row, :nodes].tolist(),
-                path=result.path[row, : int(result.emitted[row, 0])].tolist(),
-            )
-    return traces
 
 
 # By how many tokens a request emits in a round: their origins, accepted drafts by depth, then the bonus token.

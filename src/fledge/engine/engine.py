@@ -22,7 +22,8 @@ from fledge.engine.detokenize import Detokenizer, decode_answer
 from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.options import EngineOptions
-from fledge.engine.params import SamplingOptions, SamplingParams
+from fledge.engine.params import SamplingOptions, SamplingParams, params_from, params_of_each
+from fledge.engine.record import Recorder, Tape
 from fledge.engine.request import Completion, Request, Sink, StepResult
 from fledge.engine.shapes import TreeShape
 from fledge.engine.stats import EngineStats
@@ -68,6 +69,7 @@ class Engine:
     cuda_graphs: rounds are recorded when the engine starts, and replayed (`rounds/graphs.py`); needs a GPU and Triton,
     and is on there unless False, or unless a drafter of your own or a mixture of experts that isn't in bf16 reads
     values on the host.
+    recorder: gets the states of requests submitted with `record`, to learn from (`fledge.learn`); on a CPU.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Engine:
         overlap: bool | None = None,
         tuned: Mapping[int, TreeShape] | None = None,
         cuda_graphs: bool | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         if not isinstance(target, Target):
             raise EngineError(f"target is {target!r}; load it first: Target.load(...)")
@@ -111,6 +114,7 @@ class Engine:
             overlap=overlap,
             tuned=tuned,
             cuda_graphs=cuda_graphs,
+            recorder=recorder,
         )
         options.check_head(given=head is not None)
         refuse_unfit(target, options)
@@ -119,7 +123,7 @@ class Engine:
         self.target = target
         runner = head_runner(target, head, draft_weights=draft_weights) if isinstance(head, Head) else head
         parts = build_parts(target.decoder, runner, options)
-        self.max_batch = max_batch
+        self.max_batch, self.recorder = max_batch, recorder
         self.overlap = parts.overlap
         self.max_context = parts.max_context
         self._core = EngineCore(parts, self._text_of)
@@ -128,6 +132,13 @@ class Engine:
     def speculative(self) -> bool:
         """True with a draft head, or another drafter."""
         return self._core.speculative
+
+    def change_head(self, runner: HeadRunner) -> None:
+        """Draft with another head of the same sizes from the next round on; running requests go on.
+
+        Raises EngineError if the engine was made without a head, or with one of other sizes.
+        """
+        self._core.change_head(runner)
 
     @property
     def busy(self) -> bool:
@@ -151,7 +162,7 @@ class Engine:
         if isinstance(prompts, str | Mapping | Set) or not isinstance(prompts, Iterable):
             raise EngineError(f"generate takes a list of prompts, and {_PROMPTS}; put yours in brackets")
         prompts = list(prompts)
-        params_of_each = _params_of_each(params, options, len(prompts))
+        each = params_of_each(params, options, len(prompts))
         done: dict[int, Completion] = {}
 
         def sink(result: StepResult) -> None:
@@ -160,7 +171,7 @@ class Engine:
 
         requests: list[int] = []
         try:
-            for prompt, own in zip(prompts, params_of_each, strict=True):
+            for prompt, own in zip(prompts, each, strict=True):
                 requests.append(self.submit(self.prompt_ids(prompt), own, speculate=speculate, sink=sink))
             while len(done) < len(requests):
                 if not self._core.step():
@@ -183,7 +194,7 @@ class Engine:
 
         Any number of streams may run at once; leaving one cancels its request.
         """
-        params = _params(params, options)
+        params = params_from(params, options)
         answer = _Answer(self, prompt, params, speculate)
         try:
             while not answer.complete:
@@ -204,7 +215,7 @@ class Engine:
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Piece]:
         """`stream` for code without an event loop."""
-        params = _params(params, options)
+        params = params_from(params, options)
         answer = _Answer(self, prompt, params, speculate)
         try:
             while not answer.complete:
@@ -222,12 +233,14 @@ class Engine:
         speculate: bool = True,
         sink: Sink | None = None,
         trace: bool = False,
+        record: str | None = None,
     ) -> int:
         """Queue a request of token ids and return its id; `step` serves it.
 
         `sink` is called with each of the request's results, from within the step that made it. It may submit and cancel
         requests, but not serve any. If it raises, its request alone is dropped, and the next call of `step` says so.
         `trace`: results carry the draft tree of their round.
+        `record`: the recorder, if there is one, gets what this request leaves, as traffic of this group.
         """
         if not isinstance(params, SamplingParams):
             raise EngineError(f"params is {params!r}; use SamplingParams(...)")
@@ -251,6 +264,9 @@ class Engine:
             watch=self._watch(params) if params.stop else None,
             trace=trace,
             grammar=self.follower(params),
+            tape=None
+            if record is None or self.recorder is None
+            else Tape.of(record, len(prompt_ids), params),
         )
         return self._core.submit(request)
 
@@ -337,29 +353,6 @@ class Engine:
                 "the request was dropped before its answer was complete: it was cancelled, or the engine was reset; "
                 "send it again"
             )
-
-
-def _params(given: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
-    if given is None:
-        return SamplingParams(**options)
-    if not isinstance(given, SamplingParams):
-        raise EngineError(f"params is {given!r}; use SamplingParams(...), or its fields as keywords")
-    if options:
-        raise EngineError(f"there are params, and {', '.join(options)} besides; put all of them into params")
-    return given
-
-
-def _params_of_each(
-    given: SamplingParams | Sequence[SamplingParams] | None, options: SamplingOptions, prompts: int
-) -> list[SamplingParams]:
-    """Of so many prompts."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        return [_params(given, options)] * prompts
-    if len(given) != prompts:
-        raise EngineError(
-            f"there are {prompts} prompts and params for {len(given)}; give one for each, or one for all"
-        )
-    return [_params(one, options) for one in given]
 
 
 class _Answer:

@@ -28,6 +28,7 @@ class DrawnForward(Protocol):
         allowed: Tensor | None,
         *,
         features: bool,
+        hidden: bool = False,
     ) -> ForwardOutput: ...
 
 
@@ -49,6 +50,7 @@ class TargetForward:
         *,
         selection: Selection | None,
         features: bool,
+        hidden: bool = False,
         tree: DraftTree | None = None,
         picked: Tensor | None = None,
     ) -> Verified:
@@ -60,7 +62,7 @@ class TargetForward:
         """
         decoder = self.decoder
         if selection is None:
-            return _chosen(decoder.forward(rows, self.kv, logits="argmax", features=features))
+            return _chosen(decoder.forward(rows, self.kv, logits="argmax", features=features, hidden=hidden))
         sampling = selection.sampling
         if sampling is not None and picked is not None:
             sampling = sampling.of(picked)
@@ -70,8 +72,8 @@ class TargetForward:
                 filters, tossed = sampling.filters, coins(sampling.seed_key, position)
             if selection.edits is not None:
                 may = allowed(len(position), selection.edits, tree, picked)
-            return _chosen(self.drawn(rows, self.kv, filters, tossed, may, features=features))
-        out = decoder.forward(rows, self.kv, logits="logits", features=features)
+            return _chosen(self.drawn(rows, self.kv, filters, tossed, may, features=features, hidden=hidden))
+        out = decoder.forward(rows, self.kv, logits="logits", features=features, hidden=hidden)
         if out.logits is None:
             raise EngineError("the decoder returned no logits; report this as a bug of its backend")
         keep = selection.logprobs is not None
@@ -79,10 +81,10 @@ class TargetForward:
         if selection.edits is not None:
             logits = edited(logits, position, selection.edits, tree, picked, keep=keep)
         chosen = choose(logits, sampling, position, self.sampler)
-        return Verified(chosen, out.features, out.logits if keep else None)
+        return Verified(chosen, out.features, out.logits if keep else None, out.hidden)
 
 
 def _chosen(out: ForwardOutput) -> Verified:
     if out.argmax is None:
         raise EngineError("the decoder returned no tokens; report this as a bug of its backend")
-    return Verified(out.argmax, out.features)
+    return Verified(out.argmax, out.features, hidden=out.hidden)

@@ -9,6 +9,7 @@ from fledge.base.errors import EngineError
 from fledge.draft.runner import DraftWeights
 from fledge.engine.checks import switch, whole
 from fledge.engine.drafters.drafter import Drafter
+from fledge.engine.record import Recorder
 from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape
 
 
@@ -30,6 +31,7 @@ class EngineOptions:
     overlap: bool | None = None
     tuned: Mapping[int, TreeShape] | None = None
     cuda_graphs: bool | None = None
+    recorder: Recorder | None = None
 
     def __post_init__(self) -> None:
         wholes = ("max_batch", "prefill_rows", "busy_prefill_rows", "max_context", "kv_tokens", "lookup")

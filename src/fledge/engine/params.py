@@ -191,3 +191,27 @@ def check_request(
             f"{max_context} tokens of context; shorten the prompt, lower max_tokens, or raise the engine's "
             "max_context (or kv_tokens)"
         )
+
+
+def params_from(given: SamplingParams | None, options: SamplingOptions) -> SamplingParams:
+    """The given ones, or those made of the options. Raises EngineError if there are both."""
+    if given is None:
+        return SamplingParams(**options)
+    if not isinstance(given, SamplingParams):
+        raise EngineError(f"params is {given!r}; use SamplingParams(...), or its fields as keywords")
+    if options:
+        raise EngineError(f"there are params, and {', '.join(options)} besides; put all of them into params")
+    return given
+
+
+def params_of_each(
+    given: SamplingParams | Sequence[SamplingParams] | None, options: SamplingOptions, prompts: int
+) -> list[SamplingParams]:
+    """Of so many prompts."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [params_from(given, options)] * prompts
+    if len(given) != prompts:
+        raise EngineError(
+            f"there are {prompts} prompts and params for {len(given)}; give one for each, or one for all"
+        )
+    return [params_from(one, options) for one in given]

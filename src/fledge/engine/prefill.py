@@ -39,6 +39,7 @@ class FirstTokens(NamedTuple):
 
     chosen: Tensor | None  # [F] int64; None: nobody's is
     logprobs: PathLogprobs | None
+    features: Tensor | None = None  # [R, 3 * Ht] of all chunks, if the engine has a recorder
 
 
 class Prefilled(NamedTuple):
@@ -112,6 +113,14 @@ def following_tokens(chunks: Sequence[PrefillChunk], done: Prefilled) -> Tensor:
     if done.chosen is not None:
         following[rows] = done.chosen
     return following
+
+
+def record_prompts(chunks: Sequence[PrefillChunk], features: Tensor) -> None:
+    """Put each chunk's rows of the features [R, 3 * Ht] on its request's tape, if it has one."""
+    parts = features.split([chunk.stop - chunk.start for chunk in chunks])
+    for chunk, rows in zip(chunks, parts, strict=True):
+        if chunk.request.tape is not None:
+            chunk.request.tape.prefilled(chunk.start, rows)
 
 
 def chunk_rows(chunks: Sequence[PrefillChunk], device: torch.device) -> ForwardBatch:

@@ -100,6 +100,12 @@ class PrefixCache:
         self._entries.clear()
         self._key_of.clear()
 
+    def forget_heads(self) -> None:
+        """Another head drafts: what the former one wrote is none of its own."""
+        self._entries = {
+            key: entry._replace(with_head=not self._heads) for key, entry in self._entries.items()
+        }
+
     def check(self) -> None:
         """Raise EngineError unless pages and keys belong to each other one to one."""
         if {entry.page: key for key, entry in self._entries.items()} != self._key_of:

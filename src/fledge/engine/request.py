@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from torch import Tensor
+
+from fledge.draft.tree import DraftTree
 from fledge.engine.drafters.progress import DraftProgress
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseSeconds
+from fledge.engine.record import Tape
 from fledge.engine.sampling import seed_key
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower
@@ -101,6 +105,7 @@ class Request:
     watch: StopWatch | None = None  # set if there are stop strings
     trace: bool = False  # results carry the round's draft tree
     grammar: Follower | None = None  # at the answer's beginning; set if it has to have a form
+    tape: Tape | None = None  # set if its states are recorded
     id: int = -1  # from when it is queued on; later ones have larger ones
     key: int = 0  # of the seed's coins
     row: int = -1  # in the running batch
@@ -186,6 +191,7 @@ class Request:
         """Forget the KV (the pages are gone already); prompt and answer so far are prefilled again."""
         self.prefilled = self.prefix_tokens = self.shared_pages = 0
         self.draft = DraftProgress()
+        self.tape = None  # what it holds would have to be told from what comes again
         self.prefill_length = self.length
         self.preemptions += 1
 
@@ -287,3 +293,18 @@ class Request:
             if self.params.prompt_logprobs is None
             else list(self.prompt_logprobs.values()),
         )
+
+
+def traces_of(
+    requests: Sequence[Request], tree: DraftTree, path: Tensor, rows: Sequence[Sequence[int]]
+) -> dict[int, TreeTrace]:
+    """By request id, the draft trees of those that were submitted with `trace`; a row begins with how many it emits."""
+    traces: dict[int, TreeTrace] = {}
+    for row, request in enumerate(requests):
+        if request.trace and request.speculate:
+            # Its neighbours may have more nodes: the last ones are empty then.
+            nodes = int((tree.token_ids[row] >= 0).sum())
+            columns = (tree.token_ids[row], tree.parents[row], tree.log_probs[row])
+            ids, parents, scores = (column[:nodes].tolist() for column in columns)
+            traces[request.id] = TreeTrace(ids, parents, scores, path[row, : rows[row][0]].tolist())
+    return traces

@@ -176,6 +176,11 @@ class Scheduler:
         if self.prefix is not None:
             self.prefix.check()
 
+    def forget_heads(self) -> None:
+        """See `PrefixCache.forget_heads`."""
+        if self.prefix is not None:
+            self.prefix.forget_heads()
+
     def _hold_newcomers(self) -> bool:
         """True while a lone prefill is delayed, beside a large, nearly full batch, until more requests are waiting.
 

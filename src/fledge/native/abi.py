@@ -168,6 +168,7 @@ class Accepted(Structure):
         *((n, c_void_p) for n in ("emitted", "path")),
         ("width", c_int64),
         *((n, c_double) for n in ("draft", "verify", "accept")),
+        ("states", c_void_p),
     ]
 
 

@@ -56,6 +56,18 @@ void keep(const RoundModels& m, const CarriedState& c, const Recent& recent, con
     }
 }
 
+// Writes the states along the accepted paths, as laid out.
+void hand_out(const RoundModels& m, const CarriedState& c, const Accepted& out) {
+  const Paths& paths = s.paths;
+  int64_t hidden = m.target->shape.hidden;
+  for (int64_t b = 0; b < c.requests; ++b)
+    for (int64_t r = paths.row_start[b]; r < paths.row_start[b + 1]; ++r) {
+      bf16* to = out.states + (b * out.width + r - paths.row_start[b]) * 4 * hidden;
+      std::memcpy(to, s.target.features + paths.source[r] * 3 * hidden, 3 * hidden * sizeof(bf16));
+      std::memcpy(to + 3 * hidden, s.target.hidden + paths.source[r] * hidden, hidden * sizeof(bf16));
+    }
+}
+
 // The accepted tokens become part of the requests. What lies beyond a history goes to its last place.
 void advance(const CarriedState& c, int64_t width) {
   for (int64_t b = 0; b < c.requests; ++b) {
@@ -85,7 +97,7 @@ int fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms* 
   if (hooks->verify) {
     if (int failed = s.target.ask(*hooks, trees)) return failed;
   } else {
-    s.target.run(*m, *c, *draws, trees, follows || recent->tokens);
+    s.target.run(*m, *c, *draws, trees, follows || recent->tokens || out->states, out->states);
   }
   out->verify = seconds_since(begun);
   begun = std::chrono::steady_clock::now();
@@ -94,6 +106,7 @@ int fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms* 
   out->accept = seconds_since(begun);
   if (follows) extend(*m, *c, *draws, s.target.features, !trees.chains());
   else if (recent->tokens) keep(*m, *c, *recent, s.target.features);
+  if (out->states) hand_out(*m, *c, *out);
   advance(*c, out->width);
   return 0;
 }
@@ -103,11 +116,13 @@ int fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms* 
 namespace fledge {
 
 void TargetRows::run(const RoundModels& m, const CarriedState& c, const Drawing& d, const DraftArrays& t,
-                     bool with_features) {
+                     bool with_features, bool with_hidden) {
   int64_t rows = t.made.rows;
   chosen.resize(rows);
   held.resize(with_features ? rows * 3 * m.target->shape.hidden : 0);
+  held_hidden.resize(with_hidden ? rows * m.target->shape.hidden : 0);
   features = held.data();
+  hidden = held_hidden.data();
   positions.resize(rows);
   for (int64_t r = 0; r < rows; ++r) positions[r] = std::min<int32_t>(t.positions()[r], m.last_position);
   offset.assign(c.requests, 0);
@@ -115,6 +130,7 @@ void TargetRows::run(const RoundModels& m, const CarriedState& c, const Drawing&
   out.count = rows;
   out.chosen = chosen.data();
   out.features = with_features ? held.data() : nullptr;
+  out.hidden = with_hidden ? held_hidden.data() : nullptr;
   if (d.filters) {
     filters.resize(rows * 4);
     coins.resize(rows);
@@ -135,7 +151,7 @@ void TargetRows::run(const RoundModels& m, const CarriedState& c, const Drawing&
 
 int TargetRows::ask(const Hooks& hooks, const DraftArrays& t) {
   chosen.resize(t.made.rows);
-  if (int failed = hooks.verify(chosen.data(), &features)) return failed;
+  if (int failed = hooks.verify(chosen.data(), &features, &hidden)) return failed;
   spread(t);
   return 0;
 }

@@ -69,6 +69,7 @@ struct Accepted {    // room for the deepest tree, filled end to end
   int64_t* path;     // [B, width]
   int64_t width;
   double draft, verify, accept;  // seconds
+  fledge::bf16* states;  // [B, width, 4 * hidden], features and the lm_head's input along the paths; null: not wanted
 };
 
 // What Python does in the midst of a round. All but 0 returned ends the round there.
@@ -78,8 +79,9 @@ struct Accepted {    // room for the deepest tree, filled end to end
 // [B * k], node by node, below the nodes `parents` [B * k] of the frontier before.
 using AllowHook = int (*)(int64_t level, const int64_t* frontier, const int64_t* parents, int64_t* children,
                           float* log_probs);
-// The target over the R rows of the verify: writes what each chooses [R], and where their features [R, 3 * H] lie.
-using VerifyHook = int (*)(int64_t* chosen, const fledge::bf16** features);
+// The target over the R rows of the verify: writes what each chooses [R], and where their features [R, 3 * H] and their
+// inputs to the lm_head [R, H] lie.
+using VerifyHook = int (*)(int64_t* chosen, const fledge::bf16** features, const fledge::bf16** hidden);
 
 struct Hooks {  // null: nothing
   AllowHook allow;
@@ -154,12 +156,14 @@ int draft(const RoundModels&, const CarriedState&, const DraftTerms&, const Draw
 struct TargetRows {  // of a forward of the target over the rows of all trees
   std::vector<int64_t> answers;  // [B, N], what nodes choose, -1 where none was verified
   const bf16* features;          // [R, 3 * hidden]
+  const bf16* hidden;            // [R, hidden]
 
-  void run(const RoundModels&, const CarriedState&, const Drawing&, const DraftArrays&, bool with_features);
+  void run(const RoundModels&, const CarriedState&, const Drawing&, const DraftArrays&, bool with_features,
+           bool with_hidden);
   int ask(const Hooks&, const DraftArrays&);  // `verify` instead
 
  private:
-  std::vector<bf16> held;
+  std::vector<bf16> held, held_hidden;
   std::vector<int32_t> positions, offset;
   std::vector<int64_t> coins, chosen;
   void spread(const DraftArrays&);  // what rows chose, over the trees' nodes

@@ -23,6 +23,7 @@ from fledge.server.bodies import BodyRoute
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Server
+from fledge.server.learning import Learner, add_learning
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import (
     ChatRequest,
@@ -54,13 +55,19 @@ class ErrorBody(BaseModel):
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     """An ASGI application that serves `engine`; it owns the engine from start-up to shutdown."""
+    recorder: object = engine.recorder
+    learning = recorder if isinstance(recorder, Learner) else None
     server = Server(engine, options or ServerOptions())
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         server.worker.start()
+        if learning is not None:
+            learning.start(engine)
         yield
         await server.worker.close()
+        if learning is not None:
+            await asyncio.to_thread(learning.close)
         server.tokens.close()
 
     app = FastAPI(
@@ -79,6 +86,8 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     _add_tokens(app, server)
     _add_sglang(app, server)
     _add_operations(app, server)
+    if learning is not None:
+        add_learning(app, server.worker.metrics, learning)
     _add_errors(app)
     paths = frozenset(getattr(route, "path", "") for route in app.routes)
     app.add_middleware(Gate, options=server.options, metrics=server.worker.metrics, routes=paths)

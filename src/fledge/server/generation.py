@@ -108,6 +108,7 @@ class Server:
                 client=visit.client,
                 speculate=body.speculate is not False,
                 trace=bool(body.return_trace),
+                record=None if body.learn is False else visit.client,
                 echo=echo,
                 continues=isinstance(body, CompletionRequest) or bool(body.continue_final_message),
                 with_stop=bool(body.include_stop_str_in_output),

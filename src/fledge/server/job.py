@@ -51,6 +51,7 @@ class Job:
         client: str = "",
         speculate: bool = True,
         trace: bool = False,
+        record: str | None = None,
         echo: str = "",
         continues: bool = False,
         with_stop: bool = False,
@@ -67,6 +68,7 @@ class Job:
         self.client = client
         self.speculate = speculate
         self.trace = trace
+        self.record = record  # whose traffic it is, if the server may learn from it
         self.echo = echo
         self._continues = continues
         self._with_stop = with_stop

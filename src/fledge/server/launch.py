@@ -13,14 +13,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from fledge.base.child import http_url
 from fledge.base.console import plural
 from fledge.base.errors import ServerError
-from fledge.engine import Engine, EngineOptions
+from fledge.engine import PLAIN, Engine, EngineOptions
 from fledge.engine.memory import free_memory
 from fledge.released import load_head
 from fledge.server.app import create_app
@@ -29,6 +29,9 @@ from fledge.server.options import ServerOptions
 from fledge.sources.find import given_name
 from fledge.target import Target
 from fledge.target.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from fledge.learn import LearnOptions
 
 logger = logging.getLogger("fledge.server")
 
@@ -46,14 +49,21 @@ def serve(
     dtype: str = "bfloat16",
     device: str = "cpu",
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    learn: LearnOptions | None = None,
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
 
-    `limits`: the engine's options. `chat_template_kwargs`: defaults for requests.
+    `limits`: the engine's options. `chat_template_kwargs`: defaults for requests. `learn`: train a head meanwhile.
     """
     with bind(options) as listener:  # before loading, which may take minutes
         engine = load_engine(
-            target, limits, head=head, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
+            target,
+            limits,
+            head=head,
+            dtype=dtype,
+            device=device,
+            chat_template_kwargs=chat_template_kwargs,
+            learn=learn,
         )
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # warm up
         engine.restart_stats()
@@ -96,14 +106,24 @@ def load_engine(
     dtype: str = "bfloat16",
     device: str = "cpu",
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    learn: LearnOptions | None = None,
 ) -> Engine:
     """The engine, after checks that report problems before loading fails half-way."""
-    limits.check_head(given=head is not None)
+    limits.check_head(given=head is not None or learn is not None)
+    if learn is not None and limits.tree == PLAIN:
+        raise ServerError(
+            "learning is for a draft head, which a plain tree never uses; leave one of them out"
+        )
     loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
     if loaded.device.type == "cpu":
         check_memory(loaded.config, loaded.dtype.itemsize, free_memory(loaded.device))
     drafts = None if head is None else load_head(loaded, head)
-    return Engine(loaded, drafts, **vars(limits))
+    if learn is None:
+        return Engine(loaded, drafts, **vars(limits))
+    from fledge.learn import Learning  # with what trains
+
+    learning = Learning(loaded, learn, drafts, draft_weights=limits.draft_weights)
+    return Engine(loaded, learning.head, **{**vars(limits), "recorder": learning})
 
 
 def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -> None:

@@ -108,6 +108,10 @@ class Metrics(Collector):
         self.recent_e2e = 1.0  # seconds, moving average
         self._rate = _TokenRate()
 
+    def add(self, collector: Collector) -> None:
+        """Show what somebody else records, too."""
+        self._page.register(collector)
+
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""
         return generate_latest(self._page)

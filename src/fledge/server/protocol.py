@@ -1,7 +1,8 @@
-"""The requests clients may send: OpenAI's fields, some fields named as in vLLM, and two of our own.
+"""The requests clients may send: OpenAI's fields, some fields named as in vLLM, and three of our own.
 
 vLLM's: top_k, min_p, min_tokens, repetition_penalty, stop_token_ids, ignore_eos, return_token_ids, structured_outputs.
-Ours: `speculate` (false: plain decode for this request), `return_trace` (origins of tokens, and draft trees).
+Ours: `speculate` (false: plain decode for this request), `return_trace` (origins of tokens, and draft trees), `learn`
+(false: nothing is learnt from this request).
 """
 
 from __future__ import annotations
@@ -136,6 +137,9 @@ class Generation(Sampling):
     return_token_ids: bool | None = None
     return_trace: bool | None = Field(None, description="streams only: origin of each token, draft trees")
     speculate: bool | None = Field(None, description="false: plain decode for this request")
+    learn: bool | None = Field(
+        None, description="false: a server that learns doesn't learn from this request"
+    )
     user: UserName = Field(None, description="written to the log with the request's line")
     safety_identifier: UserName = Field(None, description="the newer name of user")
     best_of: Annotated[int | None, Whole] = Field(

@@ -47,6 +47,7 @@ class GenerateRequest(StrictBody):
     top_logprobs_num: int | None = Field(None, ge=0, le=20)
     return_text_in_logprobs: bool | None = None
     speculate: bool | None = Field(None, description="false: plain decode for this request")
+    learn: bool | None = Field(None, description="false: nothing is learnt from this request")
 
     @model_validator(mode="after")
     def _consistent(self) -> GenerateRequest:
@@ -71,6 +72,7 @@ class GenerateRequest(StrictBody):
             "structured_outputs": form or None,
             "stream": self.stream,
             "speculate": self.speculate,
+            "learn": self.learn,
             "logprobs": (self.top_logprobs_num or 0) if self.return_logprob else None,
             "return_token_ids": True,
         }

@@ -181,7 +181,7 @@ class EngineWorker:
             return None
         try:
             job.request_id = self.engine.submit(
-                job.prompt_ids, job.params, speculate=job.speculate, trace=job.trace
+                job.prompt_ids, job.params, speculate=job.speculate, trace=job.trace, record=job.record
             )
         except EngineError as error:
             return _Event(job, errors.invalid(str(error)))

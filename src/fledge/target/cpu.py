@@ -168,6 +168,7 @@ class NativeDecoder:
         allowed: Tensor | None,
         *,
         features: bool,
+        hidden: bool = False,
     ) -> ForwardOutput:
         """`forward` and what `sample` would draw of its logits; it is the output's `argmax`.
 
@@ -175,7 +176,7 @@ class NativeDecoder:
         top-k, top-p, min-p; coins [M] int64; None: all are greedy. `allowed` [M, ceil(V / 32)] int32, bits of the
         tokens that a row may choose; None: any.
         """
-        return self._forward(batch, kv, "argmax", features, False, filters, coins, allowed)
+        return self._forward(batch, kv, "argmax", features, hidden, filters, coins, allowed)
 
     def _forward(
         self,

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fledge.base.device import HostTable, to_device
+from fledge.base.errors import EngineError
 from fledge.draft.runner import DraftOutput, HeadRunner
 from fledge.engine.batch import Member, RunningBatch
 from fledge.engine.drafters.drafter import Candidates, Drafter, Prompts
@@ -107,6 +108,17 @@ class Eagle(Drafter):
         if view is None:
             view = self._views[size] = HeadState(*(tensor[:size] for tensor in self._state))
         return view
+
+    def change_head(self, runner: HeadRunner) -> None:
+        """Draft with another head of the same sizes.
+
+        What the former head wrote of a running request stays: its next drafts are a mixture of the two, never wrong.
+        """
+        if runner.config != self.runner.config:
+            raise EngineError(
+                "the new head has other sizes than the one the engine was made with; start the engine with it instead"
+            )
+        self.runner = runner
 
     # A round
 

@@ -83,6 +83,9 @@ class Planner(Protocol):
     def learn(self, done: FinishedRound) -> None:
         """Learn from a finished round."""
 
+    def forget_head(self) -> None:
+        """Another head drafts from now on: forget how well the former one did."""
+
 
 class FixedPlanner:
     """Always plans the same tree, or PLAIN, whatever it costs."""
@@ -107,6 +110,9 @@ class FixedPlanner:
         """Learn prompt lookup's match rates, and nothing else."""
         if done.drafted is not None and done.drafted.proposal is not None:
             self.match_rates.observe(done.drafted.proposal, done.rows)
+
+    def forget_head(self) -> None:
+        """Nothing to forget."""
 
 
 @dataclass
@@ -220,6 +226,15 @@ class AdaptivePlanner:
             speeds.forget_promises()
             self._drafted = 0
         size.quiet = 0
+        self._plans.clear()
+
+    def forget_head(self) -> None:
+        """As in `Planner`; what rounds cost stays, and the new head is tried soon."""
+        self.speeds.forget_head()
+        for size in self._sizes.values():
+            size.ways[Kind.HEAD].wait = size.ways[Kind.HEAD].due = size.quiet = 0
+        self._try = None
+        self._credit = max(self._credit, _FIRST_CREDIT)
         self._plans.clear()
 
     def _fastest(self, size: _Size, requests: int, behind: Callable[[], int]) -> Kind:

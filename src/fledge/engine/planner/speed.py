@@ -72,6 +72,7 @@ class Speeds:
         `few`: by number of requests, the only trees to choose from; None: all.
         """
         self.costs = LearntCosts(cost)
+        self._topk, self._reach = topk, reach
         self.acceptance = AcceptanceModel(MAX_DEPTH, topk, reach)
         self._topks, self._few = [k for k in TOPKS if k <= topk], few
         self._sums: defaultdict[int, list[_Sums]] = defaultdict(lambda: [_Sums() for _ in Kind])
@@ -119,6 +120,13 @@ class Speeds:
     def forget_promises(self) -> None:
         """Search for the best trees again."""
         self._promises.clear()
+
+    def forget_head(self) -> None:
+        """Another head drafts: nothing is known of its acceptance."""
+        self.acceptance = AcceptanceModel(MAX_DEPTH, self._topk, self._reach)
+        for sums in self._sums.values():
+            sums[Kind.HEAD] = _Sums()
+        self.forget_promises()
 
     def learn(
         self,

@@ -24,7 +24,7 @@ from fledge.engine.rounds.verifier import Verifier
 from fledge.native import abi
 
 _ALLOW = CFUNCTYPE(c_int, c_int64, *[c_void_p] * 4)
-_VERIFY = CFUNCTYPE(c_int, *[c_void_p] * 2)
+_VERIFY = CFUNCTYPE(c_int, *[c_void_p] * 3)
 
 
 class RoundHooks:
@@ -92,7 +92,7 @@ class RoundHooks:
             for old, new in zip(self._draft.proposal, guide.proposal(self._draft.proposal), strict=True):
                 old.copy_(new)
 
-    def _verify(self, chosen: int, features: int) -> None:
+    def _verify(self, chosen: int, features: int, hidden: int) -> None:
         draft, ready = self._draft, self._draft.ready
         self.verified = done = self._target.choose(
             self._batch.view(),
@@ -105,8 +105,8 @@ class RoundHooks:
             picked=ready.picked,
         )
         _ids(chosen, len(ready.picked)).copy_(done.chosen)
-        address = 0 if done.features is None else done.features.data_ptr()
-        c_void_p.from_address(features).value = address
+        for place, states in ((features, done.features), (hidden, done.hidden)):
+            c_void_p.from_address(place).value = 0 if states is None else states.data_ptr()
 
 
 def _ids(address: int, *shape: int) -> Tensor:

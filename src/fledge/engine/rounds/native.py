@@ -41,17 +41,7 @@ class NativeRounds(TorchRounds):
     ) -> None:
         """The target's decoder is a `NativeDecoder`, the drafter's runner a `NativeHeadRunner`."""
         super().__init__(target, batch, drafter, clock)
-        forward = target.target
-        decoder, head = forward.decoder, None if drafter is None else drafter.runner
-        assert isinstance(decoder, NativeDecoder)
-        assert isinstance(head, NativeHeadRunner | None)
-        c = decoder.config
-        self._models = abi.RoundModels(
-            decoder.pointer,
-            None if head is None else head.pointer,
-            None if drafter is None else drafter.kv.data_ptr(),
-            forward.kv.data_ptr(), forward.kv.shape[1], forward.last_position, c.num_layers, c.num_kv_heads, c.head_dim,
-        )  # fmt: skip
+        self._bind()
         self._carried: dict[int, abi.CarriedState] = {}
         self._last: tuple[RoundPlan | None, abi.DraftTerms] = None, abi.DraftTerms()
         self._round: Callable[..., int] = library().fledge_round
@@ -61,6 +51,8 @@ class NativeRounds(TorchRounds):
         """As `TorchRounds.round`."""
         batch, drafter, clock, selection = self.batch, self.drafter, self.clock, self.target.selection
         size, bound = batch.size, plan.bound
+        if drafter is not None and drafter.runner is not self._head:
+            self._bind()  # the engine has got another head
         # The head has to be able to catch up; without room for that it is never run.
         recent = (
             not plan.drafts and drafter is not None and drafter.sizes.pending and batch.speculating().some
@@ -69,6 +61,10 @@ class NativeRounds(TorchRounds):
         emitted = torch.empty(size * (bound.reach + 2), dtype=torch.int64)
         path = torch.empty(size * (bound.reach + 1), dtype=torch.int64)
         accepted = abi.Accepted(emitted.data_ptr(), path.data_ptr())
+        states = None
+        if self.target.records:
+            states = torch.empty(size * (bound.reach + 1), self._state_width, dtype=torch.bfloat16)
+            accepted.states = states.data_ptr()
         hooks = self._hooks(draft, plan, recent=bool(recent))
         arguments = (
             self._models,
@@ -92,8 +88,10 @@ class NativeRounds(TorchRounds):
         if hooks is not None and hooks.verified is not None:
             taken = Accepted(emitted[:, 0], path, emitted[:, 1:])
             logprobs = self.target.emit(hooks.verified, path + draft.ready.first_row[:, None], taken)
+        if states is not None:
+            states = states[: size * width].view(size, width, -1)
         clock.lap("extend")
-        return Outcome(emitted, logprobs, draft, path)
+        return Outcome(emitted, logprobs, draft, path, states)
 
     def passed(self, done: Outcome) -> list[int]:
         """As many as were emitted."""
@@ -107,6 +105,21 @@ class NativeRounds(TorchRounds):
         topk = plan.bound.topk if plan.drafts else 0
         features = plan.drafts or recent
         return RoundHooks(self.target, self.batch, draft, first_level=first, topk=topk, features=features)
+
+    def _bind(self) -> None:
+        """Point at the models as they are now."""
+        forward, drafter = self.target.target, self.drafter
+        decoder, head = forward.decoder, None if drafter is None else drafter.runner
+        assert isinstance(decoder, NativeDecoder)
+        assert isinstance(head, NativeHeadRunner | None)
+        c = decoder.config
+        self._head, self._state_width = head, 4 * c.hidden_size
+        self._models = abi.RoundModels(
+            decoder.pointer,
+            None if head is None else head.pointer,
+            None if drafter is None else drafter.kv.data_ptr(),
+            forward.kv.data_ptr(), forward.kv.shape[1], forward.last_position, c.num_layers, c.num_kv_heads, c.head_dim,
+        )  # fmt: skip
 
     def _view(self) -> abi.CarriedState:
         """What is carried for the running requests, as the kernels read it."""

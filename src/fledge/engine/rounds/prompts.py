@@ -32,21 +32,23 @@ class PrefillRun:
         drafter: Drafter | None,
         chunks: Sequence[PrefillChunk],
         clock: PhaseClock,
+        *,
+        records: bool = False,
     ) -> None:
-        """`drafter`: None if no request speculates."""
-        self._target, self._batch, self._drafter = target, batch, drafter
+        """`drafter`: None if no request speculates. `records`: the first tokens come with the prompts' features."""
+        self._target, self._batch, self._drafter, self._records = target, batch, drafter, records
         self._chunks, self._clock = chunks, clock
         self._done: Prefilled | None = None
 
     def target(self) -> FirstTokens:
         """The target over all chunks."""
         self._clock.start()
-        features = self._drafter is not None and self._drafter.features
+        features = self._records or (self._drafter is not None and self._drafter.features)
         self._done = done = prefill_target(self._target, self._chunks, features=features)
         self._clock.lap("prefill")
         # A copy for the host: `join` still reads the original.
         chosen = None if done.chosen is None else done.chosen.clone()
-        return FirstTokens(chosen, done.logprobs)
+        return FirstTokens(chosen, done.logprobs, done.features if self._records else None)
 
     def join(self, joining: Sequence[Joining], *, read: bool) -> None:
         """The drafter over all chunks (without `read` it catches up later), and rows in the batch for the `joining`."""

@@ -70,3 +70,4 @@ class RoundResult(NamedTuple):
     pending: list[int]  # [B], positions each request's drafter is behind after the round
     restarted: list[bool]  # [B], drafters whose KV has a gap
     catch_up: float  # seconds, of the time the round took
+    states: Tensor | None = None  # [B, W, 4 * Ht] for a recorder: features, lm_head's input

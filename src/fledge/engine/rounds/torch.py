@@ -54,6 +54,7 @@ class Outcome(NamedTuple):
     logprobs: PathLogprobs | None
     drafted: Drafts
     path: Tensor
+    states: Tensor | None = None  # as in `RoundResult`
 
 
 class TorchRounds:
@@ -73,13 +74,13 @@ class TorchRounds:
         if drafter is not None and wanted.drafts:
             drafter.catch_up(batch)
             late = self.clock.lap("extend")
-        done = self.round(wanted)
+        out = self.round(wanted)
         if drafter is not None:
             if not wanted.drafts and batch.speculating().some:
-                drafter.fell_behind(self.passed(done))
+                drafter.fell_behind(self.passed(out))
             pending, restarted = drafter.behind(batch.size)
-        trees = None if plan is None else done.drafted
-        return RoundResult(done.emitted, done.logprobs, trees, done.path, pending, restarted, late)
+        trees = None if plan is None else out.drafted
+        return RoundResult(out.emitted, out.logprobs, trees, out.path, pending, restarted, late, out.states)
 
     def passed(self, done: Outcome) -> list[int]:
         """At most so many positions of each request [B] went by, if the drafter didn't follow: no value is read."""
@@ -111,7 +112,10 @@ class TorchRounds:
         batch.advance(accepted.emits, accepted.emitted)
         clock.lap("extend")
         emitted = torch.cat((accepted.emits[:, None], accepted.emitted), 1)
-        return Outcome(emitted, logprobs, drafted, accepted.path)
+        hidden, states = verified.hidden, None
+        if along is not None and hidden is not None:
+            states = torch.cat((along, hidden.index_select(0, rows.view(-1))), 1).view(*rows.shape, -1)
+        return Outcome(emitted, logprobs, drafted, accepted.path, states)
 
     def _propose(self, plan: RoundPlan) -> Drafted:
         """Trees of the most probable candidates; a plan of one node wants the root alone."""

@@ -16,6 +16,7 @@ class Verified(NamedTuple):
     chosen: Tensor  # [R] int64, the token after each row
     features: Tensor | None  # [R, 3 * Ht]
     logits: Tensor | None = None  # [R, V] float32, unprocessed; kept if some request wants log probabilities
+    hidden: Tensor | None = None  # [R, Ht], the lm_head's inputs
 
 
 class Accepted(NamedTuple):

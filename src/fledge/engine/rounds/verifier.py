@@ -19,6 +19,7 @@ class Verifier:
 
     def __init__(self, target: TargetForward, selection: SelectionRows) -> None:
         self.target, self.selection = target, selection
+        self.records = False  # whether the states along accepted paths are handed out, for a recorder
 
     def verify(self, now: Carried, tree: DraftTree, *, chain: bool, features: bool) -> Verified:
         """One forward over the trees' B * N nodes, each of which chooses the next token."""
@@ -60,7 +61,8 @@ class Verifier:
             rows,
             positions + 1,
             selection=self.selection.selection(nodes),
-            features=features,
+            features=features or self.records,
+            hidden=self.records,
             tree=None if nodes == 1 else tree,
             picked=picked,
         )

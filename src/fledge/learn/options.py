@@ -1,0 +1,41 @@
+"""What a server that learns is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fledge.base.errors import ServerError
+from fledge.train.options import TrainOptions
+
+# Learning has no last step, so the rate stays, and the averaged weights are the candidates.
+_TRAIN = TrainOptions(ttt_steps=4, batch_tokens=1024, ema=0.98)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """How a server learns."""
+
+    folder: str  # where the versions are kept
+    memory: int | None = None  # bytes of conversations; None: a quarter of what is free, 2 GiB at most
+    busy: bool = False  # train while requests run, too
+    lowest: bool = True  # priority; False: as the server's, where learning must not wait for other programs
+    keep: int = 5  # versions
+    heldout: float = 0.125  # share of the conversations that candidates are measured on
+    heldout_tokens: int = 8192  # at most
+    start_tokens: int = 4096  # conversations' tokens before training starts
+    measure_every: int = 20  # steps between two measurements
+    passes: float = 8.0  # over each conversation, at most; then it waits for more
+    least_gain: float = 0.02  # of tau that a swap has to bring for sure
+    train: TrainOptions = field(default=_TRAIN)
+
+    def __post_init__(self) -> None:
+        if self.keep < 2:
+            raise ServerError(
+                f"keep is {self.keep}; keep at least 2 versions, so that there is one to go back to"
+            )
+        if self.memory is not None and self.memory < 1 << 20:
+            raise ServerError(
+                f"memory for learning is {self.memory} bytes; give it at least a MiB, better hundreds"
+            )
+        if not 0 < self.heldout < 1:
+            raise ServerError(f"heldout is {self.heldout}; it is a share between 0 and 1")

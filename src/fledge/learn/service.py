@@ -1,0 +1,319 @@
+"""Learning, as the server sees it: a recorder for the engine, a process beside it, and heads that come in.
+
+    engine ──finished──► intake ──► [learning process] ──"version 7"──► load, pack ──► engine.change_head
+                                          ▲                                  │
+    keeper: stops it while requests run ──'         live acceptance falls ──► the head before
+
+Nothing here can fail a request: where the process ends, memory or the disk runs out, learning stops with one line in
+the log, and serving goes on with the head that it has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fledge.base.errors import FledgeError, first_line
+from fledge.draft.runner import DraftWeights
+from fledge.engine import Engine
+from fledge.engine.memory import free_memory
+from fledge.engine.record import Tape
+from fledge.heads import Head, head_runner
+from fledge.learn.intake import Intake
+from fledge.learn.live import LiveTau
+from fledge.learn.options import LearnOptions
+from fledge.learn.student import new_head
+from fledge.learn.versions import Versions
+from fledge.target import Target
+
+logger = logging.getLogger("fledge.learn")
+
+_MOST_MEMORY = 2 << 30
+_KEEPER_S, _QUIET_S = 0.02, 0.1  # between looks at the engine; idle time after which training goes on
+_PIN_S = 2.0  # between looks at what is pinned
+_CURVE = 2000  # points kept
+_END_S = 5.0
+
+
+class Learning:
+    """Learns from what an engine serves; its recorder.
+
+    learning = Learning(target, LearnOptions(folder="learned"))
+    engine = Engine(target, learning.head, recorder=learning)
+    learning.start(engine)
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        options: LearnOptions,
+        head: Head | None = None,
+        *,
+        draft_weights: DraftWeights | None = None,
+    ) -> None:
+        """`head`: what serves as long as there is no version in the folder; None: plain decode.
+
+        `draft_weights`: as in `Engine`.
+        """
+        self._weights = draft_weights
+        if options.memory is None:
+            options = replace(options, memory=min(free_memory(torch.device("cpu")) // 4, _MOST_MEMORY))
+        self._target, self._options = target, options
+        self._versions = Versions(options.folder)
+        self.version = self._versions.to_serve()
+        self._given = head
+        self.speculates = self.version is not None or head is not None  # a head serves that was trained
+        if self.version is not None:
+            self.head = self._versions.load(self.version).fitted_to(target)
+        elif head is not None:
+            self.head = head
+        else:  # never better than plain decode, which the planner finds out
+            self.head = new_head(target, options, torch.zeros(target.config.vocab_size, dtype=torch.int64))
+        self._live = LiveTau()
+        self._curve: deque[dict[str, Any]] = deque(maxlen=_CURVE)
+        self._latest: dict[str, Any] = {}
+        self._before: int | None = None  # the version that served before
+        self._why: str | None = None  # learning has stopped
+        self._started = time.monotonic()
+        self.updates = self.swaps = self.rollbacks = 0
+        self._engine: Engine | None = None
+        self._intake: Intake | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = self._paused = False  # the process has loaded what it needs; it is stopped
+        self._closing = threading.Event()
+        self._lock = threading.RLock()
+
+    def start(self, engine: Engine) -> None:
+        """Begin to learn from an engine that was made with `head` and this as its recorder."""
+        self._engine, options = engine, self._options
+        Path(options.folder).mkdir(parents=True, exist_ok=True)
+        if not self._takes_in():
+            return
+        # A process group of its own in our session: Ctrl-C doesn't reach it, and where we are killed the system ends
+        # it, stopped or not, because its group is an orphan then.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fledge.learn.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._intake = Intake(self._process.stdin, options.memory or 0, self._ended)
+        self._intake.tell(self._told())
+        threading.Thread(target=self._listen, name="fledge-learn", daemon=True).start()
+        threading.Thread(target=self._keep, name="fledge-learn-keeper", daemon=True).start()
+
+    def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
+        """As the engine's recorder."""
+        self._live.add(*drafts)
+        if self._intake is not None and self._why is None:
+            self._intake.put(tape, token_ids, drafts)
+
+    def state(self) -> dict[str, Any]:
+        """All that there is to see, as JSON."""
+        intake, latest = self._intake, self._latest
+        return {
+            "state": self._phase(),
+            "why": self._why,
+            "version": self.version,
+            "pinned": self._versions.pinned(),
+            "seconds": round(time.monotonic() - self._started, 1),
+            "tokens": intake.tokens if intake else 0,
+            "conversations": intake.conversations if intake else 0,
+            "left_out": intake.dropped if intake else 0,
+            "updates": self.updates,
+            "swaps": self.swaps,
+            "rollbacks": self.rollbacks,
+            "tau": {
+                "live": self._live.tau(),
+                "heldout": latest.get("before"),
+                "candidate": latest.get("tau"),
+            },
+            "training": latest,
+            "curve": list(self._curve),
+            "versions": [asdict(card) for card in self._versions.cards()],
+        }
+
+    def _phase(self) -> str:
+        if self._why:
+            return "stopped"
+        return "paused" if self._paused else "learning" if self._ready else "starting"
+
+    def close(self) -> None:
+        """Stop learning; the process ends."""
+        self._closing.set()
+        process = self._process
+        if process is None:
+            return
+        if self._intake is not None:
+            self._intake.close()
+        process.kill()
+        process.wait(_END_S)
+
+    def _takes_in(self) -> bool:
+        if self._versions.pinned() is not None:
+            logger.info("version %s is pinned, so nothing is learnt", self._versions.pinned())
+            self._why = "a version is pinned"
+        return self._why is None
+
+    def _told(self) -> dict[str, Any]:
+        """The first message to the process."""
+        options, target, given = self._options, self._target, None
+        if self.version is not None:
+            given = str(self._versions.path(self.version))
+        elif self._given is not None:
+            given = str(self._saved(self._given))
+        told = {**asdict(options), "train": options.train.model_dump()}
+        return {
+            "kind": "options",
+            "options": told,
+            "target": {
+                "folder": str(target.folder),
+                "dtype": str(target.dtype).removeprefix("torch."),
+                "feature_layers": target.config.chosen_layers,
+            },
+            "head": given,
+            "version": self.version,
+        }
+
+    def _saved(self, head: Head) -> Path:
+        """A folder with the head that the server was given."""
+        folder = Path(self._options.folder) / "given"
+        head.save(str(folder))
+        return folder
+
+    def _listen(self) -> None:
+        """Do what the process says, in a thread."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                self._heard(json.loads(line))
+        except Exception as error:
+            self._stop(f"a message of the learning process can't be used ({first_line(error)})")
+        self._ended()
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        kind = message.pop("kind")
+        if kind == "ready":
+            self._ready = True
+        elif kind == "measured":
+            now = round(time.monotonic() - self._started, 1)
+            self.updates = message["steps"]
+            self._latest = {"seconds": now, "version": self.version, **message}
+            self._curve.append({**self._latest, "live": self._live.tau()})
+        elif kind == "version":
+            self._swap(message["number"])
+        elif kind == "setback":
+            logger.warning("learning begins again from the head that serves: %s", message["why"])
+        elif kind == "stopped":
+            self._stop(message["why"])
+
+    def _swap(self, number: int) -> None:
+        """Serve a version from the next round on."""
+        assert self._engine is not None
+        with self._lock:
+            begun = time.monotonic()
+            try:
+                head = self._versions.load(number)
+                self._engine.change_head(head_runner(self._target, head, draft_weights=self._weights))
+                self._versions.prune(self._options.keep, number)
+            except (FledgeError, OSError) as error:
+                logger.warning(
+                    "version %d can't be served, the head before goes on: %s", number, first_line(error)
+                )
+                return
+            self._before, self.version = self.version, number
+            self.speculates = True
+            self.swaps += 1
+            self._live.swapped()
+            latest = self._latest
+            logger.info(
+                "version %d serves: tau %s on held-out traffic, %s before (95 %% interval of the gain %s to %s), "
+                "%s tokens learnt from, loaded in %.0f ms",
+                number, latest.get("tau"), latest.get("before"), latest.get("low"), latest.get("high"),
+                latest.get("tokens"), 1e3 * (time.monotonic() - begun),
+            )  # fmt: skip
+
+    def _roll_back(self) -> None:
+        """The head before serves again."""
+        assert self._engine is not None
+        with self._lock:
+            number, fallen = self._before, self.version
+            if fallen is None or (number is None and self._given is None):
+                return
+            head = self._versions.load(number) if number is not None else self._given
+            assert head is not None
+            self._engine.change_head(head_runner(self._target, head, draft_weights=self._weights))
+            self._versions.mark_rolled_back(fallen)
+            self.version, self._before = number, None
+            self.rollbacks += 1
+            self._live.swapped(back=True)
+            logger.warning(
+                "acceptance fell with version %d: %s serves again", fallen, number or "the given head"
+            )
+            if self._intake is not None:
+                folder = self._versions.path(number) if number else Path(self._options.folder) / "given"
+                self._intake.tell({"kind": "back", "head": str(folder), "version": number})
+
+    def _keep(self) -> None:
+        """Stop the process while requests run; look after acceptance and what is pinned. In a thread."""
+        engine, looked, idle_since = self._engine, 0.0, 0.0
+        assert engine is not None
+        while not self._closing.wait(_KEEPER_S) and self._why is None:
+            now = time.monotonic()
+            if engine.busy:
+                idle_since = now
+            if self._ready and not self._options.busy:
+                self._pause(now - idle_since < _QUIET_S)
+            if now - looked > _PIN_S:
+                looked = now
+                self._look_after()
+        self._pause(False)
+
+    def _look_after(self) -> None:
+        with suppress(FledgeError, OSError):
+            pinned = self._versions.pinned()
+            if pinned is not None and pinned != self.version:
+                self._swap(pinned)
+            elif pinned is None and self._live.fell():
+                self._roll_back()
+
+    def _pause(self, wanted: bool) -> None:
+        if wanted == self._paused or self._process is None:
+            return
+        self._process.send_signal(signal.SIGSTOP if wanted else signal.SIGCONT)
+        self._paused = wanted
+
+    def _ended(self) -> None:
+        """The process has ended, or is about to."""
+        if self._closing.is_set() or self._process is None:
+            return
+        self._pause(False)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        code = self._process.poll()
+        self._stop(
+            f"its process ended with code {code}" + (", as where memory runs out" if code == -9 else "")
+        )
+
+    def _stop(self, why: str) -> None:
+        with self._lock:
+            if self._why is None and not self._closing.is_set():
+                self._why = why
+                logger.error("learning stops, serving goes on: %s", why)

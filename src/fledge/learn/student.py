@@ -1,0 +1,241 @@
+"""The head in training: steps on what the ring has, and measurements against the head that serves.
+
+    step        a random batch of the ring's conversations, through the learner and the optimiser of `fledge train`
+    measure     the averaged weights and the serving head draft on the same held-out conversations: the difference of
+                their taus with its 95 % interval, conversations resampled together
+
+Learning has no end, so learning rates stay at their peaks, and the candidates are averages of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fledge.base.errors import DataError
+from fledge.draft import DraftVocabulary, HeadMetadata
+from fledge.features import FeatureSample, SampleInfo
+from fledge.features.extract import by_tokens
+from fledge.heads import Head
+from fledge.learn.options import LearnOptions
+from fledge.learn.ring import Ring
+from fledge.target import Target
+from fledge.train.acceptance import replay
+from fledge.train.batches import is_trainable, make_batch
+from fledge.train.compare import TauDifference, tau_difference
+from fledge.train.evaluation import compute_dtype
+from fledge.train.learner import Learner
+from fledge.train.optimizer import Optimizer
+from fledge.train.options import TrainOptions
+from fledge.train.start import random_head
+
+_HORIZON = 10**6  # steps of a schedule that never decays
+_WARMUP = 30  # of these
+_AGAIN = 0.3  # learning rates of a trained head, relative to a new one's
+_COMMON = 3  # conversations in which a token has to occur for a draft vocabulary to take it because of them
+_LOGIT_ROWS = 256
+_FEWEST = 8  # conversations to start with
+
+
+class Student:
+    """A head that learns from a ring."""
+
+    def __init__(self, target: Target, ring: Ring, options: LearnOptions, head: Head | None) -> None:
+        """`head`: what serves and is trained on; None: a new one, once there is something to choose its tokens by."""
+        self._target, self._ring, self._options = target, ring, options
+        self._learner: Learner | None = None
+        self._generator = torch.Generator().manual_seed(options.train.seed)
+        self._served: dict[
+            int, tuple[float, float]
+        ] = {}  # the serving head's tokens and rounds, by conversation
+        self._serving: Tensor | None = None  # its masters; None: plain decode
+        self._share = 1.0  # of the learning rates
+        self.steps = self.trained_tokens = 0
+        if head is not None:
+            self._begin(head.fitted_to(target), again=True)
+            self._serving = self._masters.clone()
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is anything to train on that hasn't been seen often enough."""
+        ring, options = self._ring, self._options
+        if self.trained_tokens >= options.passes * ring.tokens_in:
+            return False
+        infos = ring.split("train")
+        return len(infos) >= _FEWEST and sum(info.tokens for info in infos) >= options.start_tokens
+
+    def step(self) -> float:
+        """One step; its loss. Raises a DataError if training has diverged; nothing is changed then."""
+        if self._learner is None:
+            self._begin(self._new_head(), again=False)
+        assert self._learner is not None
+        options = self._options.train
+        infos = [
+            info for info in self._ring.draw(options.batch_tokens, self._generator) if is_trainable(info)
+        ]
+        samples = self._ring.read_many(sorted(infos, key=lambda info: info.tokens))
+        if not samples:
+            return math.nan
+        weights = [options.step_decay**step for step in range(options.ttt_steps)]
+        batch = make_batch(samples, self._learner.dtype)
+        measures = self._learner.learn(batch, [w / sum(weights) for w in weights], measure=True)
+        self._optimizer.update(self._since)
+        self._since += 1
+        self.steps += 1
+        self.trained_tokens += batch.tokens
+        return measures.loss if measures else math.nan
+
+    def measure(self) -> TauDifference | None:
+        """The candidate against what serves; None without held-out conversations."""
+        learner = self._learner
+        infos = [info for info in self._ring.split("heldout") if is_trainable(info)]
+        if learner is None or not infos:
+            return None
+        weights = learner.unrolled.weights
+        new = [info for info in infos if info.index not in self._served]
+        if self._serving is not None:
+            weights.refresh(self._serving)
+            self._served |= self._counts(new)
+        weights.refresh(self._optimizer.average)
+        candidate = self._counts(infos)
+        weights.refresh()
+        if self._serving is None:  # a token a round
+            self._served = {index: (tokens, tokens) for index, (tokens, _) in candidate.items()}
+        both = [[self._served[i], candidate[i]] for i in candidate if i in self._served]
+        self._served = {i: self._served[i] for i in candidate if i in self._served}
+        return (
+            tau_difference("all", torch.tensor(both, dtype=torch.float64).transpose(0, 1)) if both else None
+        )
+
+    def candidate(self, difference: TauDifference) -> Head:
+        """The averaged weights as a head."""
+        assert self._learner is not None
+        weights = self._learner.trained_head(self._optimizer.average)
+        facts = {
+            "by": "fledge serve --learn",
+            "steps": self.steps,
+            "tokens": self._ring.tokens_in,
+            "tau": round(difference.tau[1], 4),
+        }
+        metadata = replace(HeadMetadata.of(self._target), training=facts)
+        return Head(self._learner.head.config, weights, metadata)
+
+    def accept(self) -> None:
+        """The candidate serves from now on."""
+        assert self._optimizer.average is not None
+        self._serving = self._optimizer.average.clone()
+        self._served = {}
+
+    def go_back(self, head: Head) -> None:
+        """Another head serves again; training goes on from there."""
+        self._begin(head.fitted_to(self._target), again=True)
+        self._serving, self._served = self._masters.clone(), {}
+
+    def begin_again(self) -> None:
+        """Forget all steps since the serving head, and make smaller ones from now on."""
+        self._share *= 0.5
+        if self._serving is None or self._learner is None:
+            self._learner = None
+            return
+        self._masters.copy_(self._serving)
+        weights = self._learner.unrolled.weights
+        weights.grad.zero_()
+        weights.refresh()
+        self._optimizer = Optimizer(weights, self._train_options(again=True), _HORIZON)
+        self._since = 0
+
+    @property
+    def _masters(self) -> Tensor:
+        assert self._learner is not None
+        return self._learner.unrolled.weights.masters.shard
+
+    def _begin(self, head: Head, *, again: bool) -> None:
+        dtype = compute_dtype(self._target)
+        options = self._train_options(again=again)
+        self._learner = Learner(head, self._target.ends, dtype, self._target.device, options.loss_to_take)
+        self._optimizer = Optimizer(self._learner.unrolled.weights, options, _HORIZON)
+        self._since = 0  # steps of this optimiser
+
+    def _train_options(self, *, again: bool) -> TrainOptions:
+        train, share = self._options.train, self._share * (_AGAIN if again else 1.0)
+        rates = {
+            "warmup": _WARMUP / _HORIZON,
+            "learning_rate": share * train.learning_rate,
+            "muon_learning_rate": share * train.muon_learning_rate,
+        }
+        return train.model_copy(update=rates)
+
+    def _new_head(self) -> Head:
+        return new_head(self._target, self._options, vocabulary_counts(self._target, self._samples()))
+
+    def _samples(self) -> list[FeatureSample]:
+        return self._ring.read_many(self._ring.split("train"))
+
+    def _counts(self, infos: Sequence[SampleInfo]) -> dict[int, tuple[float, float]]:
+        """Tokens and rounds of each conversation that is still there, with the present weights."""
+        assert self._learner is not None
+        outside, steps = ~self._learner.head.vocabulary.t2d, self._options.train.ttt_steps
+        counts: dict[int, tuple[float, float]] = {}
+        for group in by_tokens(sorted(infos, key=_tokens), 4 * self._options.train.batch_tokens, _tokens):
+            samples = self._ring.read_many(group)
+            if not samples:
+                continue
+            batch = make_batch(samples, self._learner.dtype)
+            for one in replay(self._learner.hits(batch, steps), batch, outside):
+                number = int(samples[one.sample].conversation_id)
+                tokens, rounds = counts.get(number, (0.0, 0.0))
+                counts[number] = tokens + one.emitted, rounds + 1
+        return counts
+
+
+def new_head(target: Target, options: LearnOptions, counts: Tensor) -> Head:
+    """The head that learning begins with, as `fledge train` makes it; `counts` [V] of the tokens choose its own."""
+    train = options.train
+    vocabulary = DraftVocabulary.from_counts(counts, train.draft_vocab_size, target.chat.turn_end_ids)
+    return random_head(
+        target,
+        vocabulary,
+        keep_output=train.init == "lm_head",
+        fc_norm=train.fc_norm,
+        norm_output=train.norm_output,
+        sizes=train.head.sizes,
+    )
+
+
+def vocabulary_counts(target: Target, samples: Sequence[FeatureSample]) -> Tensor:
+    """How often each token occurs, [V] int64; 0 for one of fewer than three conversations.
+
+    A head is a file, and its draft vocabulary would otherwise say which rare tokens a single client sent. What is left
+    is filled with the tokens of the lowest ids, in a BPE vocabulary the most frequent ones.
+    """
+    size = target.config.vocab_size
+    counts, seen = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
+    for sample in samples:
+        own = torch.bincount(sample.token_ids.long(), minlength=size)
+        counts += own
+        seen += own > 0
+    return counts * (seen >= _COMMON)
+
+
+def with_argmax(sample: FeatureSample, lm_head: Tensor) -> FeatureSample:
+    """A sampled conversation with the target's most probable tokens, from its hidden states."""
+    if sample.temperature == 0:
+        return sample
+    argmax = sample.argmax.clone()
+    for rows in sample.loss_mask[1:].nonzero().flatten().split(_LOGIT_ROWS):
+        argmax[rows] = (sample.hidden[rows].to(lm_head.dtype) @ lm_head.t()).argmax(-1).int()
+    return replace(sample, argmax=argmax)
+
+
+def check_finite(sample: FeatureSample) -> None:
+    """Raise a DataError for hidden states that training can't use."""
+    if not bool(torch.isfinite(sample.features).all() and torch.isfinite(sample.hidden).all()):
+        raise DataError("hidden states hold infinities or NaN; run the target in another type")
+
+
+def _tokens(info: SampleInfo) -> int:
+    return info.tokens

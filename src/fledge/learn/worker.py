@@ -1,0 +1,188 @@
+"""The learning process: takes conversations in, trains when it may, writes the heads that are surely better.
+
+    stdin   ──► reader thread ──► ring ──► step, step, ... measure ──► version on disk ──► a line on stdout
+
+It runs at the lowest priority, is the first to go where memory runs out, and ends with its server: the end of stdin.
+While requests run the server stops it (SIGSTOP), unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from fledge.base.errors import DataError, first_line
+from fledge.heads import Head
+from fledge.learn.options import LearnOptions
+from fledge.learn.ring import Ring
+from fledge.learn.student import Student, check_finite, with_argmax
+from fledge.learn.versions import Card, Versions
+from fledge.learn.wire import frames, sample_of
+from fledge.target import Target
+from fledge.train.compare import TauDifference
+from fledge.train.options import TrainOptions
+from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
+
+_IDLE_S = 0.2  # between looks at a ring that has nothing new
+_LOSS_LIMIT = 3.0  # times the loss's average: an explosion
+_SMOOTH = 0.05  # weight of a new loss in it
+_WORSE = 3  # measurements in a row in which the candidate is surely worse, after which it begins again
+_SETBACKS = 5  # in a row, after which learning stops
+
+
+def main() -> None:
+    """`python -m fledge.learn.worker`: started by the service, which sends the options first."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever prints doesn't get between the messages
+    logging.basicConfig(level=logging.WARNING, format="learning process: %(message)s")
+    try:
+        Worker(sys.stdin.buffer, out).run()
+    except MemoryError:
+        _say(out, kind="stopped", why="there is no memory left")
+    except Exception as error:
+        _say(out, kind="stopped", why=first_line(error) or type(error).__name__)
+
+
+class Worker:
+    """Its two threads."""
+
+    def __init__(self, pipe: IO[bytes], out: IO[str]) -> None:
+        self._out, self._frames = out, frames(pipe)
+        told = next(self._frames).facts
+        options, target = told["options"], told["target"]
+        if options["lowest"]:
+            _lower_priority()
+        self._options = LearnOptions(**{**options, "train": TrainOptions(**options["train"])})
+        self._target = Target.load(
+            target["folder"], dtype=target["dtype"], feature_layers=target["feature_layers"]
+        )
+        self._lm_head = self._target.ends.lm_head  # read before anything is taken in
+        assert self._options.memory is not None
+        self._ring = Ring(self._options.memory, self._options.heldout, self._options.heldout_tokens)
+        self._versions = Versions(self._options.folder)
+        self._serving: int | None = told["version"]
+        head = Head.load(told["head"]) if told["head"] else None
+        self._student = Student(self._target, self._ring, self._options, head)
+        self._back: tuple[str, int | None] | None = None  # a head to go back to, and its version
+        self._loss: float | None = None
+        self._worse = self._setbacks = 0
+
+    def run(self) -> None:
+        """Until the server ends."""
+        threading.Thread(target=self._read, daemon=True).start()
+        _say(self._out, kind="ready")
+        with freed_memory_is_kept():
+            while True:
+                self._obey()
+                if not self._student.ready:
+                    time.sleep(_IDLE_S)
+                    continue
+                self._step()
+                if self._student.steps % self._options.measure_every == 0:
+                    return_unused_memory()
+                    self._measure()
+
+    def _read(self) -> None:
+        """Take in what comes; in a thread."""
+        try:
+            for frame in self._frames:
+                if frame.facts["kind"] == "back":
+                    self._back = frame.facts["head"], frame.facts["version"]
+                    continue
+                sample = sample_of(frame, self._ring.next_number())
+                with suppress(DataError):
+                    check_finite(sample)
+                    self._ring.add(with_argmax(sample, self._lm_head))
+            os._exit(0)
+        except BaseException as error:
+            _say(self._out, kind="stopped", why=f"conversations can't be taken in ({error!r:.80})")
+            os._exit(1)
+
+    def _obey(self) -> None:
+        """Go back to the head that the server went back to."""
+        back, self._back = self._back, None
+        if back is not None:
+            head, self._serving = back
+            self._student.go_back(Head.load(head))
+            self._loss, self._worse = None, 0
+
+    def _step(self) -> None:
+        try:
+            loss = self._student.step()
+        except DataError:  # nothing has been changed
+            self._set_back("the gradient isn't finite")
+            return
+        average = self._loss
+        if average is not None and not loss <= _LOSS_LIMIT * average + 1:
+            self._set_back(f"the loss rose from {average:.2f} to {loss:.2f}")
+        elif math.isfinite(loss):
+            self._loss = loss if average is None else average + _SMOOTH * (loss - average)
+
+    def _set_back(self, why: str) -> None:
+        """Begin again from the head that serves, in smaller steps."""
+        self._setbacks += 1
+        if self._setbacks >= _SETBACKS:
+            raise DataError(f"{why}, {_SETBACKS} times in a row")
+        _say(self._out, kind="setback", why=why)
+        self._student.begin_again()
+        self._loss, self._worse = None, 0
+
+    def _measure(self) -> None:
+        found, student = self._student.measure(), self._student
+        if found is None:
+            return
+        known = math.isfinite(found.low)
+        about = {
+            "tau": round(found.tau[1], 4),
+            "before": round(found.tau[0], 4),
+            "low": round(found.low, 4) if known else None,
+            "high": round(found.high, 4) if known else None,
+            "conversations": found.conversations,
+            "steps": student.steps,
+            "tokens": self._ring.tokens_in,
+        }
+        more = {
+            "cpu_seconds": round(time.process_time(), 1),
+            "ring_bytes": self._ring.size,
+            "loss": self._loss,
+        }
+        _say(self._out, kind="measured", **about, **more)
+        self._worse = self._worse + 1 if found.high < 0 else 0
+        if self._worse >= _WORSE:
+            self._set_back(f"tau fell from {found.tau[0]:.2f} to {found.tau[1]:.2f}")
+        elif found.low > self._options.least_gain and self._versions.pinned() is None:
+            self._offer(about, found)
+
+    def _offer(self, about: dict[str, Any], found: TauDifference) -> None:
+        """Write a version, and tell the server of it."""
+        card = Card(number=0, created=0.0, parent=self._serving, **about)
+        card = self._versions.add(self._student.candidate(found), card)
+        self._student.accept()
+        self._serving, self._setbacks = card.number, 0
+        _say(self._out, kind="version", number=card.number)
+
+
+def _lower_priority() -> None:
+    """Run when nothing else wants to, as far as the system lets us."""
+    os.nice(19)
+    with suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _say(out: IO[str], **message: Any) -> None:
+    out.write(json.dumps(message) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

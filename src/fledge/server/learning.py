@@ -1,0 +1,72 @@
+"""What a server that learns shows of it: `/v1/learn`, and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+from fastapi import FastAPI
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fledge.engine import Engine
+from fledge.server.metrics import Metrics
+from fledge.server.render import Json
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """What a server asks of a recorder that learns (`fledge.learn.Learning`), whose packages it may not have."""
+
+    def start(self, engine: Engine) -> None:
+        """The engine begins to serve."""
+
+    def state(self) -> Json:
+        """All that there is to see."""
+
+    def close(self) -> None:
+        """The engine has ended."""
+
+
+def add_learning(app: FastAPI, metrics: Metrics, learning: Learner) -> None:
+    """Its route and its metrics."""
+
+    @app.get("/v1/learn", tags=["Operations"])
+    async def learn() -> Json:
+        """How learning goes: its state, the curve of tau, and the versions."""
+        return await asyncio.to_thread(learning.state)
+
+    metrics.add(LearningMetrics(learning))
+
+
+class LearningMetrics(Collector):
+    """`fledge:learn_...`."""
+
+    def __init__(self, learning: Learner) -> None:
+        self._learning = learning
+
+    def collect(self) -> Iterator[Metric]:
+        """The present values."""
+        state = self._learning.state()
+        counters = {
+            "tokens": ("tokens taken in", state["tokens"]),
+            "conversations": ("conversations taken in", state["conversations"]),
+            "left_out": ("conversations that there was no room for", state["left_out"]),
+            "updates": ("training steps", state["updates"]),
+            "swaps": ("heads that came into service", state["swaps"]),
+            "rollbacks": ("heads that went out of service because acceptance fell", state["rollbacks"]),
+            "cpu_seconds": ("processor time of training", state["training"].get("cpu_seconds", 0)),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"fledge:learn_{name}", text, value)
+        gauges = {
+            "running": ("0: learning has stopped", 0 if state["why"] else 1),
+            "version": ("the version that serves; 0: none", state["version"] or 0),
+            "tau_live": ("tokens per drafted round with it", state["tau"]["live"]),
+            "tau_heldout": ("tokens per round on held-out traffic, of what serves", state["tau"]["heldout"]),
+            "tau_candidate": ("and of what is in training", state["tau"]["candidate"]),
+        }
+        for name, (text, value) in gauges.items():
+            if value is not None:
+                yield GaugeMetricFamily(f"fledge:learn_{name}", text, value)

@@ -1,0 +1,43 @@
+"""`fledge learn`: what a server has learnt, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fledge.heads import Head
+from fledge.learn import Card, Versions
+from fledge.target.target import Target
+from tests.commands.command import Fledge
+from tests.engine.conftest import noisy_head
+
+
+@pytest.fixture
+def learned(tmp_path: Path, tiny_target_folder: Path) -> Path:
+    """A folder of two versions."""
+    head = noisy_head(Target.load(str(tiny_target_folder), backend="torch"))
+    versions = Versions(tmp_path / "learned")
+    card = Card(
+        0, tau=2.0, before=1.25, low=0.7, high=0.8, conversations=9, steps=20, tokens=5000, created=0.0
+    )
+    for _ in range(2):
+        versions.add(head, card)
+    return versions.folder
+
+
+def test_versions_are_listed_pinned_and_exported(fledge: Fledge, learned: Path, tmp_path: Path) -> None:
+    first, second = fledge("learn", "list", "--learn-folder", learned).splitlines()
+    assert "tau 1.25 -> 2.00 (+0.70 to +0.80)" in first
+    assert second.endswith("served next")
+    fledge("learn", "pin", "1", "--learn-folder", learned)
+    first, _ = fledge("learn", "list", "--learn-folder", learned).splitlines()
+    assert first.endswith("pinned, served next")
+    fledge("learn", "pin", "none", "--learn-folder", learned)
+    assert Versions(learned).to_serve() == 2
+    fledge("learn", "export", "2", tmp_path / "mine", "--learn-folder", learned)
+    assert Head.load(str(tmp_path / "mine")).config.draft_vocab_size == 300
+
+
+def test_an_empty_folder_says_so(fledge: Fledge, tmp_path: Path) -> None:
+    assert "no versions yet" in fledge("learn", "list", "--learn-folder", tmp_path / "learned")

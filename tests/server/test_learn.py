@@ -1,0 +1,99 @@
+"""A server that learns: `/v1/learn`, its metrics, and requests that say no."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from fledge.engine import Engine
+from fledge.engine.record import Tape
+from fledge.server.learning import LearningMetrics
+from fledge.server.options import ServerOptions
+from fledge.target.target import Target
+from tests.server.conftest import HTTP, MODEL, running
+
+STATE: dict[str, Any] = {
+    "state": "learning",
+    "why": None,
+    "version": 3,
+    "tokens": 70,
+    "conversations": 2,
+    "left_out": 0,
+    "updates": 5,
+    "swaps": 1,
+    "rollbacks": 0,
+    "tau": {"live": 1.5, "heldout": 1.4, "candidate": None},
+    "training": {"cpu_seconds": 9.0},
+}
+
+
+class Noted:
+    """What a server asks of whatever learns."""
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+        self.started = self.closed = False
+
+    def start(self, engine: Engine) -> None:
+        self.started = True
+
+    def state(self) -> dict[str, Any]:
+        return STATE
+
+    def close(self) -> None:
+        self.closed = True
+
+    def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
+        self.groups.append(tape.group)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+def test_answers_are_recorded_by_client_unless_the_request_says_no(target: Target, path: str) -> None:
+    noted = Noted()
+    engine = Engine(target, max_batch=2, max_context=128, recorder=noted)
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+        "/v1/completions": {"prompt": [40, 50], "max_tokens": 4},
+        "/generate": {"input_ids": [40, 50], "sampling_params": {"max_new_tokens": 4}},
+    }
+    with running(engine) as server:
+        assert noted.started
+        assert server.post(path, {**bodies[path], "learn": False}).status_code == 200
+        assert noted.groups == []
+        assert server.post(path, bodies[path]).status_code == 200
+        assert noted.groups == ["127.0.0.1"]
+    assert noted.closed
+
+
+def test_its_state_needs_the_key_and_its_metrics_are_on_the_page(target: Target) -> None:
+    key = "key-for-alice"
+    options = ServerOptions(port=0, model_names=(MODEL,), api_keys=(key,))
+    with running(Engine(target, max_batch=2, max_context=128, recorder=Noted()), options) as server:
+        assert server.get("/v1/learn").status_code == 401
+        assert server.get("/v1/learn", headers={"authorization": f"Bearer {key}"}).json() == STATE
+        page = HTTP.get(f"{server.url}/metrics").text
+    assert "fledge:learn_tokens_total 70.0" in page
+    assert "fledge:learn_version 3.0" in page
+    assert "fledge:learn_tau_live 1.5" in page
+    assert "fledge:learn_tau_candidate" not in page  # nothing is known of it yet
+
+
+def test_the_dashboard_asks_only_for_metrics_of_learning_that_exist() -> None:
+    noted = Noted()
+    known = {**STATE, "tau": {"live": 1.5, "heldout": 1.4, "candidate": 1.6}}
+    noted.state = lambda: known  # type: ignore[method-assign]
+    page = {sample.name for metric in LearningMetrics(noted).collect() for sample in metric.samples}
+    wanted = set(
+        re.findall(r"fledge:learn_\w+", files("fledge.server").joinpath("grafana.json").read_text("utf-8"))
+    )
+    assert len(wanted) > 5
+    assert wanted <= page
+
+
+def test_a_server_that_does_not_learn_has_no_such_route(target: Target) -> None:
+    with running(Engine(target, max_batch=2, max_context=128)) as server:
+        assert server.get("/v1/learn").status_code == 404
