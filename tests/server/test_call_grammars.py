@@ -91,6 +91,7 @@ def test_what_a_grammar_allows_is_read_as_calls(allows: Any, name: str) -> None:
         ({"json_object": True}, "{}", "1"),
         ({"choice": ["yes", "n/o"]}, "n/o", "nay"),
         ({"regex": "a/[0-9]{2}\n?"}, "a/12", "a/1"),
+        ({"regex": r"a\/b\\/[0-9]"}, r"a/b\/1", "a/b/1"),
     ],
 )
 def test_a_form_comes_after_the_thinking(allows: Any, form: dict[str, Any], right: str, wrong: str) -> None:

@@ -96,6 +96,23 @@ def test_a_response_can_be_read_again_and_deleted(live: Running) -> None:
     assert live.get(f"/v1/responses/{streamed.id}?stream=true").status_code == 400
 
 
+def test_items_of_earlier_responses_may_be_named(live: Running) -> None:
+    """As Vercel's AI SDK sends a conversation on."""
+    client = live.client()
+    first = client.responses.create(**ASK)
+    items: Any = [
+        {"role": "user", "content": "Hi"},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "Go on"},
+    ]
+    named = client.responses.create(**{**ASK, "input": items})
+    linked = client.responses.create(**{**ASK, "input": "Go on"}, previous_response_id=first.id)
+    assert named.output_text == linked.output_text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match="has not kept"):
+        client.responses.create(**{**ASK, "input": items})
+
+
 def test_a_form_is_kept(live: Running) -> None:
     schema = {"enum": ["tea"]}
     form: Any = {"format": {"type": "json_schema", "name": "cup", "schema": schema}}

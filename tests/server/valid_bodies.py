@@ -55,6 +55,7 @@ OPENAI: Json = {
     "truncate_prompt_tokens": st.sampled_from([None, -1, 20]),
 }
 SEED = st.integers(-(1 << 63), (1 << 63) - 4)
+FREE_LIMIT = {"max_tokens": st.integers(3, 6)}
 FREE: Json = {"min_tokens": st.integers(0, 3), "ignore_eos": st.booleans()}
 FORMS = st.sampled_from(
     [
@@ -120,7 +121,7 @@ LONG = {"max_tokens": st.sampled_from([12, 60])}
 CHAT = merged(
     some({"messages": CHAT_MESSAGES, "seed": SEED}, {**OPENAI, "reasoning_effort": st.just("low")}),
     st.one_of(
-        some(LIMIT, FREE), merged(some(LONG, {}), TOOLS), merged(some(LONG, {}), FORMS),
+        some(FREE_LIMIT, FREE), merged(some(LONG, {}), TOOLS), merged(some(LONG, {}), FORMS),
         some({**LIMIT, "logprobs": st.just(True)}, {"top_logprobs": st.integers(0, 3)}),
     ),
 )  # fmt: skip
@@ -134,7 +135,7 @@ COMPLETION = merged(
         {**OPENAI, "add_special_tokens": st.booleans()},
     ),
     st.one_of(
-        some(LIMIT, {**FREE, "echo": st.booleans()}), some(LIMIT, {"logprobs": st.integers(0, 3)}),
+        some(FREE_LIMIT, {**FREE, "echo": st.booleans()}), some(LIMIT, {"logprobs": st.integers(0, 3)}),
         merged(some(LONG, {}), FORMS),
     ),
 )  # fmt: skip

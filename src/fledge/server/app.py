@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -144,6 +145,7 @@ def _add_responses(app: FastAPI, server: Server) -> None:
         """Text, functions and forms; earlier responses as far as memory goes."""
         client, size = request.state.visit.client, len(await request.body())
         earlier = server.responses.earlier(client, body.previous_response_id)
+        body.resolve(partial(server.responses.item, client))
         model = server.check_model(body.model)
         rendering = ResponseRenderer(body, model, earlier, server.responses, client, size)
         chat = await asyncio.to_thread(body.chat, earlier.messages if earlier else ())

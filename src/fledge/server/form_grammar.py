@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from fledge.server import errors
 from fledge.server.call_parser import pattern, quoted, sign
 from fledge.server.reader import THINK, THOUGHT
 
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # or any other character behind a backslash
 _START, _ANSWER = "start:", "answer_itself:"
 
 
@@ -34,7 +36,8 @@ def lark_of(form: Mapping[str, Any]) -> str:
     if kind == "choice":
         return f"{_START} {' | '.join(map(quoted, value))}"
     if kind == "regex":
-        return f"{_START} /{value.replace('/', chr(92) + '/').replace(chr(10), chr(92) + 'n')}/"
+        delimited = _SLASH.sub(lambda found: found[1] or r"\/", value).replace("\n", r"\n")
+        return f"{_START} /{delimited}/"
     return str(value)
 
 

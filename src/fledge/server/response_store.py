@@ -25,6 +25,7 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._items: dict[tuple[str, str], Json] = {}  # of all outputs, by client and id
         self._bytes = 0
 
     def find(self, client: str, response_id: str) -> StoredResponse | None:
@@ -52,21 +53,36 @@ class ResponseStore:
             raise _not_found()
         return stored.response
 
+    def item(self, client: str, item_id: str) -> Json:
+        """An item of a response's output; an ApiError if it isn't there."""
+        item = self._items.get((client, item_id))
+        if item is None:
+            raise errors.invalid(
+                "input refers to an item that this server has not kept; send the item", "input"
+            )
+        return item
+
     def delete(self, client: str, response_id: str) -> None:
         """Forget a response; an ApiError if it isn't there. Conversations that went on from it stay."""
-        stored = self._stored.pop((client, response_id), None)
-        if stored is None:
+        if (client, response_id) not in self._stored:
             raise _not_found()
-        self._bytes -= stored.size
+        self._forget(client, response_id)
 
     def keep(self, client: str, response_id: str, stored: StoredResponse) -> None:
         """Keep a response, if its conversation isn't too long."""
         if stored.size > _MOST_BYTES:
             return
         self._stored[client, response_id] = stored
+        self._items |= {(client, item["id"]): item for item in stored.response.get("output", ())}
         self._bytes += stored.size
         while self._bytes > _MOST_BYTES:
-            self._bytes -= self._stored.popitem(last=False)[1].size
+            self._forget(*next(iter(self._stored)))
+
+    def _forget(self, client: str, response_id: str) -> None:
+        stored = self._stored.pop((client, response_id))
+        for item in stored.response.get("output", ()):
+            del self._items[client, item["id"]]
+        self._bytes -= stored.size
 
 
 def _not_found() -> ApiError:

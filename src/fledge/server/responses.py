@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -79,6 +79,14 @@ class ResponsesRequest(StrictBody):
         }
         same = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier")
         return read(ChatRequest, {**fields, **{name: getattr(self, name) for name in same}})
+
+    def resolve(self, find: Callable[[str], Json]) -> None:
+        """Put items of earlier responses in the place of what refers to them by id."""
+        if isinstance(self.input, list):
+            self.input = [
+                find(str(item.get("id"))) if item.get("type") == "item_reference" else item
+                for item in self.input
+            ]
 
     @property
     def messages(self) -> list[Json]:
@@ -270,7 +278,7 @@ def _usage(job: Job) -> Json:
     cached = counted.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return {
         "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": counted["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counted["total_tokens"],

@@ -23,6 +23,7 @@ _HINTS = frozenset(
         "betas",
         "cache_control",
         "cache_prompt",
+        "client_metadata",
         "context_management",
         "guided_decoding_backend",
         "id_slot",
