@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -30,8 +31,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     save_tiny_target(folder, shape=shape, chat_template=TEMPLATES["hermes"])
     target = Target.load(str(folder), dtype="float32", backend="torch")
     engine = Engine(target, noisy_head(target), tree=TreeShape(3, 2, 6), max_batch=4)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a model is faster so
     with running(engine, ServerOptions(port=0, model_names=(MODEL,), reasoning_parser="qwen3")) as started:
         yield started
+    torch.set_num_threads(threads)
 
 
 def answer_all(server: Running, bodies: int) -> None:
@@ -66,7 +70,7 @@ def memory_mb() -> float:
 
 
 def test_valid_bodies_are_answered_alike_whole_and_as_streams(server: Running) -> None:
-    answer_all(server, 150)
+    answer_all(server, 100)
 
 
 @pytest.mark.slow
