@@ -31,7 +31,39 @@ TEMPLATES = {
     "mistral": _TOOLS + _TURNS.replace("CALL", f"[TOOL_CALLS] [{_ONE}]").replace("KEY", "arguments"),
     "mistral, named": _TOOLS
     + _TURNS.replace("CALL", "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}"),
-    "xml": _TOOLS + _TURNS.replace("CALL", "<tool_call><function={{ call.function.name }}></tool_call>"),
+    "unknown": _TOOLS + _TURNS.replace("CALL", "<invoke {{ call.function.name }}>"),
+    "qwen3_coder": _TOOLS
+    + _TURNS.replace(
+        "CALL",
+        "<tool_call>\n<function={{ call.function.name }}>\n{% for k, v in call.function.arguments.items() %}"
+        "<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n"
+        "</tool_call>",
+    ),
+    "glm45": _TOOLS
+    + _TURNS.replace(
+        "CALL",
+        "<tool_call>{{ call.function.name }}\n{% for k, v in call.function.arguments.items() %}"
+        "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}</arg_value>\n{% endfor %}"
+        "</tool_call>",
+    ),
+    "pythonic": _TOOLS
+    + _TURNS.replace(
+        "CALL",
+        "[{{ call.function.name }}({% for k, v in call.function.arguments.items() %}{{ ', ' if not loop.first }}"
+        "{{ k }}={{ v | tojson }}{% endfor %})]",
+    ),
+    "deepseek_v3": _TOOLS
+    + _TURNS.replace(
+        "CALL",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ call.function.name + '\n```json\n' + "
+        "call.function.arguments + '\n```' }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "deepseek_v31": _TOOLS
+    + _TURNS.replace(
+        "CALL",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ call.function.name }}<｜tool▁sep｜>"
+        "{{ '' + call.function.arguments }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
     "hermes, shown only": "{% if tools %}Call like <tool_call>\n{\"name\": ...}\n</tool_call>{% endif %}"
     + _TOOLS
     + _TURNS.replace("CALL", ""),

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fledge.engine import Engine
 from fledge.server.harmony import ChannelReader
-from fledge.server.message import Call, MessageParts
 from fledge.server.options import ServerOptions
 from tests.server.conftest import MODEL, Running, running
+from tests.server.pieces import added_up
 from tests.server.taught import teach
 
 # Shaped like gpt-oss's own: replies close with <|return|>, history with <|end|> and without its reasoning.
@@ -66,18 +66,6 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def read(pieces: list[str]) -> tuple[str, str, list[tuple[str | None, str]]]:
-    reader, whole = ChannelReader({"look"}), MessageParts()
-    for number, piece in enumerate(pieces, 1):
-        parts = reader.add(piece, last=number == len(pieces))
-        whole.reasoning += parts.reasoning
-        whole.content += parts.content
-        for index, call in parts.calls.items():
-            known = whole.calls.setdefault(index, Call(call.id, call.name))
-            known.arguments += call.arguments
-    return whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls.values()]
-
-
 @given(st.sampled_from(TEXTS), st.lists(st.integers(0, 200), max_size=8))
 def test_channels_are_told_apart_wherever_the_text_is_cut(
     case: tuple[str, str, str, list[tuple[str, str]]], cuts: list[int]
@@ -85,7 +73,7 @@ def test_channels_are_told_apart_wherever_the_text_is_cut(
     text, *expected = case
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for pieces in ([text], [*text, ""], [text[begin:end] for begin, end in pairwise(places)]):
-        assert list(read(pieces)) == expected
+        assert list(added_up(ChannelReader({"look"}), pieces)) == expected
 
 
 def test_a_whole_answer_has_no_call_without_json() -> None:

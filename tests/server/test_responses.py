@@ -9,9 +9,11 @@ import openai
 import pytest
 
 from fledge.engine import Engine
-from fledge.server import responses
+from fledge.server import response_store
+from fledge.server.errors import ApiError
 from fledge.server.message import Call, MessageParts
-from fledge.server.responses import Conversations, ResponseRenderer, ResponsesRequest
+from fledge.server.response_store import ResponseStore, StoredResponse
+from fledge.server.responses import ResponseRenderer, ResponsesRequest
 from tests.server.conftest import MODEL, Running
 
 ASK: dict[str, Any] = {"model": MODEL, "input": "Hi", "temperature": 0, "max_output_tokens": 6}
@@ -56,17 +58,59 @@ def test_a_response_goes_on_from_an_earlier_one(live: Running, plain: Engine) ->
             client.responses.create(**ASK, previous_response_id=missing)
 
 
-def test_kept_conversations_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "_MOST_BYTES", 1000)
-    kept = Conversations()
+def test_kept_responses_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "_MOST_BYTES", 1000)
+    store = ResponseStore()
     for number in range(20):
-        kept.keep("a", str(number), [{"role": "user", "content": "x" * 200}])
-    assert kept._bytes <= 1000
-    assert kept.find("a", "19")
-    with pytest.raises(responses.ApiError):
-        kept.find("a", "1")
-    with pytest.raises(responses.ApiError):
-        kept.find("b", "19")  # another client's
+        store.keep("a", str(number), StoredResponse({"id": str(number)}, [], 200))
+    store.keep("a", "too long", StoredResponse({}, [], 1001))
+    kept = [number for number in range(20) if store.find("a", str(number))]
+    assert kept == [15, 16, 17, 18, 19]
+    store.delete("a", "19")
+    store.keep("a", "20", StoredResponse({}, [], 200))
+    assert store.find("a", "15")
+    for client, missing in (("a", "1"), ("b", "18"), ("a", "19"), ("a", "too long")):
+        with pytest.raises(ApiError):
+            store.get(client, missing)
+
+
+def test_a_response_s_size_is_that_of_all_that_led_to_it(live: Running) -> None:
+    first = live.post("/v1/responses", {**ASK, "input": "x" * 200}).json()
+    second = live.post("/v1/responses", {**ASK, "previous_response_id": first["id"]}).json()
+    sizes = [live.server.responses._stored["127.0.0.1", each["id"]].size for each in (first, second)]
+    assert 200 < sizes[0] < sizes[1] < 200 + 2 * 300
+
+
+def test_a_response_can_be_read_again_and_deleted(live: Running) -> None:
+    client = live.client()
+    whole = client.responses.create(**ASK)
+    assert client.responses.retrieve(whole.id) == whole
+    streamed = list(client.responses.create(**ASK, stream=True))[-1].response  # type: ignore[union-attr]
+    assert client.responses.retrieve(streamed.id) == streamed
+    client.responses.delete(whole.id)
+    for again in (client.responses.retrieve, client.responses.delete):
+        with pytest.raises(openai.NotFoundError, match="no response of this id"):
+            again(whole.id)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(**ASK, previous_response_id=whole.id)
+    assert live.get(f"/v1/responses/{streamed.id}?stream=true").status_code == 400
+
+
+def test_items_of_earlier_responses_may_be_named(live: Running) -> None:
+    """As Vercel's AI SDK sends a conversation on."""
+    client = live.client()
+    first = client.responses.create(**ASK)
+    items: Any = [
+        {"role": "user", "content": "Hi"},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "Go on"},
+    ]
+    named = client.responses.create(**{**ASK, "input": items})
+    linked = client.responses.create(**{**ASK, "input": "Go on"}, previous_response_id=first.id)
+    assert named.output_text == linked.output_text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match="has not kept"):
+        client.responses.create(**{**ASK, "input": items})
 
 
 def test_a_form_is_kept(live: Running) -> None:
@@ -98,14 +142,14 @@ def test_items_of_a_conversation_are_messages() -> None:
 
 
 def test_calls_are_streamed_as_items() -> None:
-    renderer = ResponseRenderer(ResponsesRequest(input="x"), MODEL, [], Conversations(), "a")
-    parts = [
-        MessageParts(reasoning="Hm."),
-        MessageParts(content="See: "),
-        MessageParts(calls={0: Call("c1", "look", '{"a"')}),
-        MessageParts(calls={0: Call(None, None, ": 1}"), 1: Call("c2", "wait", "{}")}),
-    ]
-    events = [event for part in parts for event in renderer._add(part)] + list(renderer._end())
+    renderer = ResponseRenderer(ResponsesRequest(input="x"), MODEL, None, ResponseStore(), "a", 0)
+    parts = [MessageParts() for _ in range(4)]
+    parts[0].add("reasoning", "Hm.")
+    parts[1].add("content", "See: ")
+    parts[2].begin_call(0, Call("c1", "look", '{"a"'))
+    parts[3].add_arguments(0, ": 1}")
+    parts[3].begin_call(1, Call("c2", "wait", "{}"))
+    events = [event for part in parts for event in renderer._read(part, last=part is parts[3])]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert [item["type"] for item in done] == ["reasoning", "message", "function_call", "function_call"]
     assert [item["arguments"] for item in done[2:]] == ['{"a": 1}', "{}"]

@@ -35,7 +35,7 @@ async def sent(
     made = EventStream(
         events,
         deadline=asyncio.get_running_loop().time() + min(seconds, 60),
-        timeout_event=LATE,
+        timeout_event=lambda: LATE,
         stall_timeout=stall_timeout,
         close=lambda: None if closed is None else closed.append(True),
     )

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fledge.server.message import Call, MessageParts
+from fledge.server.call_forms import CALL_FORMS
 from fledge.server.reader import Reader, Thoughts
-from fledge.server.tool_calls import CALL_FORMS, CallReader
+from tests.server.pieces import added_up
 
 ARGUMENTS = '{"place": "a } \\" { b", "days": [1, {"x": null}]}'
 LOOK = '{"name": "look", "arguments": ' + ARGUMENTS + "}"
 WAIT = '{"name": "wait", "parameters": {}}'
+# Of arguments that some formats write without quotes.
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "place": {"$ref": "#/$defs/place"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "days": {"type": "array"},
+        "number": {"type": "number"},
+        "sure": {"type": "boolean"},
+    },
+    "$defs": {"place": {"type": "string"}},
+}
+FUNCTIONS = {"look": SCHEMA, "wait": {}}
 
 
 def read(
@@ -23,20 +37,11 @@ def read(
 ) -> tuple[str, str, list[tuple[str | None, str]]]:
     """Reasoning, content and calls, as a client adds them up."""
     thoughts = None if inside is None else Thoughts(inside=inside)
-    reader = Reader(thoughts, CallReader(CALL_FORMS[form], {"look", "wait"}, several=several))
-    whole = MessageParts()
-    for number, piece in enumerate(pieces, 1):
-        parts = reader.add(piece, last=number == len(pieces))
-        whole.reasoning += parts.reasoning
-        whole.content += parts.content
-        for index, call in parts.calls.items():
-            known = whole.calls.setdefault(index, Call(call.id, call.name))
-            known.arguments += call.arguments
-    assert list(whole.calls) == list(range(len(whole.calls)))
-    assert len({call.id for call in whole.calls.values()}) == len(whole.calls)
-    return whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls.values()]
+    return added_up(Reader(thoughts, CALL_FORMS[form].reader(FUNCTIONS, several=several)), pieces)
 
 
+CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 CALLED = [
     ("hermes", f"<tool_call>\n{LOOK}\n</tool_call>", "", [("look", ARGUMENTS)]),
     ("hermes", f"I look. \n<tool_call>\n{LOOK}\n</tool_call>\n", "I look.", [("look", ARGUMENTS)]),
@@ -72,6 +77,64 @@ CALLED = [
         [("wait", "{}"), ("look", ARGUMENTS)],
     ),
     ("mistral", "[TOOL_CALLS]wait[ARGS]{}, I do.", ", I do.", [("wait", "{}")]),
+    (
+        "deepseek_v31",
+        f"{CALLS}{BEGIN}wait{SEP}{{}}{END}{BEGIN}look{SEP}{ARGUMENTS}{END}{CALLS_END}",
+        "",
+        [("wait", "{}"), ("look", ARGUMENTS)],
+    ),
+    ("deepseek_v31", f"Yes.\n\n{CALLS}{BEGIN}wait{SEP}{{}}{END}{CALLS_END}", "Yes.", [("wait", "{}")]),
+    (
+        "deepseek_v3",
+        f"{CALLS}{BEGIN}function{SEP}look\n```json\n{ARGUMENTS}\n```{END}\n"
+        f"{BEGIN}function{SEP}wait\n```json\n{{}}\n```{END}{CALLS_END}",
+        "",
+        [("look", ARGUMENTS), ("wait", "{}")],
+    ),
+    (
+        "pythonic",
+        """ [look(place='a } " { \\'b', days=[1, {"x": None}, -2.5], sure=True), wait()]""",
+        "",
+        [
+            ("look", '{"place": "a } \\" { \'b", "days": [1, {"x": null}, -2.5], "sure": true}'),
+            ("wait", "{}"),
+        ],
+    ),
+    (
+        "pythonic",
+        '<|python_start|>[look(place="a\nb", sure=false)]<|python_end|>',
+        "",
+        [("look", '{"place": "a\\nb", "sure": false}')],
+    ),
+    ("pythonic", "[wait()] and so on", " and so on", [("wait", "{}")]),
+    (
+        "qwen3_coder",
+        '<tool_call>\n<function=look>\n<parameter=place>\n a\n"b"\t</p>\n\n</parameter>\n'
+        "<parameter=days>\n[1, 2]\n</parameter>\n<parameter=sure>\nTrue\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=wait>\n</function>\n</tool_call>",
+        "",
+        [("look", r'{"place": " a\n\"b\"\t</p>\n", "days": [1, 2], "sure": true}'), ("wait", "{}")],
+    ),
+    (
+        "qwen3_coder",
+        "I look.\n\n<function=look>\n<parameter=number>12</parameter><parameter=note>12</parameter></function>",
+        "I look.",
+        [("look", '{"number": 12, "note": "12"}')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=look><parameter=note>null</parameter><parameter=days>none</parameter>"
+        "<parameter=other>{}</parameter></function></tool_call>Done.",
+        "Done.",
+        [("look", '{"note": null, "days": "none", "other": {}}')],
+    ),
+    (
+        "glm45",
+        "<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>sea\n</arg_value>\n<arg_key>number</arg_key>\n"
+        "<arg_value>-1.5</arg_value>\n</tool_call>\n<tool_call>wait\n</tool_call>",
+        "",
+        [("look", r'{"place": "sea\n", "number": -1.5}'), ("wait", "{}")],
+    ),
 ]
 NO_CALLS = [
     ("hermes", "  plain words, {} and [] \n "),
@@ -92,6 +155,20 @@ NO_CALLS = [
     ("mistral", "[TOOL_CALLS]look at {this}"),
     ("mistral", "[TOOL_CALLS]look[ARGS]none"),
     ("hermes", '<tool_call>look[ARGS]{"a": 1}</tool_call>'),
+    ("deepseek_v31", f"{CALLS}{BEGIN}never_offered{SEP}{{}}{END}{CALLS_END}"),
+    ("deepseek_v31", f"{CALLS}{BEGIN}look{{}}{END}"),
+    ("pythonic", "[1, 2] is a list"),
+    ("pythonic", "[never_offered(a=1)]"),
+    ("pythonic", "[look(1)]"),
+    ("pythonic", "[look(place=sea)]"),
+    ("pythonic", "[look(place={1, 2})]"),
+    ("pythonic", "[look(place='sea'"),
+    ("pythonic", "Here: [wait()]"),
+    ("pythonic", "[" * 300),
+    ("qwen3_coder", "<tool_call>\n<function=never_offered>\n</function>\n</tool_call>"),
+    ("qwen3_coder", "<tool_call>" * 3 + "<function=<function="),
+    ("qwen3_coder", '<tool_call>{"name": "look", "arguments": {}}</tool_call>'),
+    ("glm45", "<tool_call>never_offered\n</tool_call>"),
 ]
 
 
@@ -107,10 +184,22 @@ def test_what_only_looks_like_a_call_stays_content_to_the_letter(form: str, text
     assert read(form, [text]) == ("", text, [])
 
 
-@pytest.mark.parametrize("name", [*CALL_FORMS])
+# Of arguments that stand as JSON in the text: what comes before and after them.
+AROUND = {
+    "hermes": ('<tool_call>{"name": "look", "arguments": ', "}</tool_call>"),
+    "llama3_json": ('{"name": "look", "parameters": ', "}"),
+    "mistral": ('[TOOL_CALLS]{"name": "look", "arguments": ', "}"),
+    "deepseek_v31": (f"{CALLS}{BEGIN}look{SEP}", f"{END}{CALLS_END}"),
+    "deepseek_v3": (f"{CALLS}{BEGIN}function{SEP}look\n```json\n", f"\n```{END}{CALLS_END}"),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize(
     ("arguments", "passed_on"),
     [
+        ('{"a": NaN}', None),
+        ('{"a": [-Infinity]}', None),
         ('{"s": "a\nb\tc"}', '{"s": "a\\nb\\tc"}'),
         ('{\n  "s": "a"\n}', '{\n  "s": "a"\n}'),
         ("{'a': 1}", None),
@@ -120,9 +209,8 @@ def test_what_only_looks_like_a_call_stays_content_to_the_letter(form: str, text
     ],
 )
 def test_a_whole_answer_has_calls_with_json_alone(name: str, arguments: str, passed_on: str | None) -> None:
-    form = CALL_FORMS[name]
-    text = f'{form.open}{{"name": "look", "{form.key}": {arguments}}}{form.close}'
-    parts = Reader(None, CallReader(form, {"look"})).read(text, ended=True)
+    text = arguments.join(AROUND[name])
+    parts = Reader(None, CALL_FORMS[name].reader(FUNCTIONS)).read(text, ended=True)
     assert [call.arguments for call in parts.calls.values()] == ([passed_on] if passed_on else [])
     assert parts.content == ("" if passed_on else text)
     streamed = "".join(call for _, call in read(name, [*text, ""])[2])  # where nobody knows how it ends
@@ -130,9 +218,18 @@ def test_a_whole_answer_has_calls_with_json_alone(name: str, arguments: str, pas
 
 
 @pytest.mark.parametrize(("ended", "calls"), [(True, 0), (False, 1)])
-def test_a_call_without_an_end_is_one_only_if_the_answer_was_cut(ended: bool, calls: int) -> None:
-    text = '<tool_call>\n{"name": "look", "arguments": {"s": "5" tall"}}\n</tool_call>'
-    parts = Reader(None, CallReader(CALL_FORMS["hermes"], {"look"})).read(text, ended=ended)
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "look", "arguments": {"s": "5" tall"}}\n</tool_call>'),
+        ("qwen3_coder", "<tool_call>\n<function=look>\n<parameter=place>\nsea"),
+        ("glm45", "<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>sea</arg_value>"),
+    ],
+)
+def test_a_call_without_an_end_is_one_only_if_the_answer_was_cut(
+    form: str, text: str, ended: bool, calls: int
+) -> None:
+    parts = Reader(None, CALL_FORMS[form].reader(FUNCTIONS)).read(text, ended=ended)
     assert len(parts.calls) == calls
 
 
@@ -160,6 +257,9 @@ def test_nothing_is_lost_of_an_answer_that_breaks_off(
 
 TEXTS = [(form, text) for form, text, *_ in [*CALLED, *NO_CALLS]]
 SCRAPS = [
+    "<function=look>", "<function=", "<parameter=place>", "<parameter=days>", "</parameter>", "</function>", "look",
+    "<arg_key>place</arg_key>", "<arg_value>", "</arg_value>", "[look(", "place='", "')", "wait()", CALLS, CALLS_END,
+    BEGIN, SEP, END, "```json", "```", "<|python_start|>",
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "[", "]", "{", "}", ", ", "; ", "\n",
     " ", '"', "\\", "look[ARGS]", "[CALL_ID]", LOOK, WAIT, LOOK[:-1], '{"name": "look", "arguments": ', "words",
 ]  # fmt: skip
@@ -211,9 +311,36 @@ def test_a_call_may_follow_reasoning_but_not_stand_in_it() -> None:
 
 
 def test_a_call_is_told_of_before_its_arguments_are_complete() -> None:
-    reader = Reader(None, CallReader(CALL_FORMS["hermes"], {"look"}))
+    reader = Reader(None, CALL_FORMS["hermes"].reader(FUNCTIONS))
     assert not reader.add('<tool_call>\n{"name": "look", "argum', last=False)
     parts = reader.add('ents": {"place": "Par', last=False)
     assert (parts.calls[0].name, parts.calls[0].arguments) == ("look", '{"place": "Par')
     parts = reader.add('is"}}', last=False)
     assert (parts.calls[0].name, parts.calls[0].arguments) == (None, 'is"}')
+
+
+def test_a_text_between_tags_is_streamed() -> None:
+    reader = Reader(None, CALL_FORMS["qwen3_coder"].reader(FUNCTIONS))
+    assert not reader.add("<tool_call>\n<function=lo", last=False)
+    parts = reader.add("ok>\n<parameter=place>\nThe s", last=False)
+    assert (parts.calls[0].name, parts.calls[0].arguments) == ("look", '{"place": "The s')
+    assert reader.add("ea\n</para", last=False).calls[0].arguments == "ea"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"place": {"type": [{}, 3]}}},
+        {"properties": {"place": {"anyOf": 5}}},
+        {"properties": {"place": {"$ref": "#/properties/place"}}},
+        {"properties": {"place": {"anyOf": [{"$ref": "#/properties/place"}]}}},
+        {"properties": {"place": True}},
+        {"properties": [1]},
+        {"properties": {"place": {"enum": 3}}, "required": 1},
+    ],
+    ids=str,
+)
+def test_a_schema_that_says_nothing_allows_anything(schema: dict[str, Any]) -> None:
+    text = "<tool_call><function=look><parameter=place>[1]</parameter></function></tool_call>"
+    _, _, calls = added_up(Reader(None, CALL_FORMS["qwen3_coder"].reader({"look": schema})), [text])
+    assert calls == [("look", '{"place": [1]}')]

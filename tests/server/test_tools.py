@@ -12,15 +12,17 @@ import pytest
 
 from fledge.base.errors import ServerError
 from fledge.engine import Engine, TreeShape
+from fledge.server.call_forms import CALL_FORMS
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest
-from fledge.server.tool_calls import CALL_FORMS
 from fledge.target import Target
 from tests.engine.context_head import ContextHead
 from tests.server.conftest import MODEL, Running, running
 from tests.server.taught import TEMPLATES, teach
+from tests.server.test_messages import added_up as messages_added_up
+from tests.server.test_messages import events
 from tests.tiny import TinyShape, save_tiny_target
 
 LOOK: Any = {
@@ -81,6 +83,12 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Target:
 def calling(request: pytest.FixtureRequest, taught: Target) -> Iterator[Running]:
     questions = [LOOKS, THINKS, GOES_ON]
     yield from served(taught, questions, speculative=request.param, reasoning_parser="qwen3")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "speculative"])
+def forced(request: pytest.FixtureRequest, taught: Target) -> Iterator[Running]:
+    """Without a parser of reasoning, so that calls come at once."""
+    yield from served(taught, [LOOKS, THINKS], speculative=request.param)
 
 
 def added_up(chunks: Any) -> list[dict[str, Any]]:
@@ -177,11 +185,11 @@ def test_functions_that_are_not_to_be_called_are_not_offered(calling: Running) -
     [("required", True), ("required", False), ({"type": "function", "function": {"name": "wait"}}, True)],
 )
 def test_a_call_that_is_asked_for_is_made_with_arguments_of_its_schema(
-    calling: Running, choice: Any, several: bool, stream: bool
+    forced: Running, choice: Any, several: bool, stream: bool
 ) -> None:
     asked: Any = {**THINKS, **GREEDY, "temperature": 1, "tools": [LOOK, WAIT], "tool_choice": choice}
     for seed in range(3):
-        answer: Any = calling.client().chat.completions.create(
+        answer: Any = forced.client().chat.completions.create(
             **asked, seed=seed, parallel_tool_calls=several, stream=stream
         )
         if stream:
@@ -266,14 +274,6 @@ def test_reasoning_is_told_apart_from_the_answer(calling: Running, taught: Targe
     cut: Any = calling.client().chat.completions.create(**THINKS, **{**GREEDY, "max_tokens": 8})
     assert cut.choices[0].message.content is None
     assert "A story, then.".startswith(cut.choices[0].message.reasoning_content)
-
-
-def test_an_answer_of_a_form_has_no_reasoning(calling: Running) -> None:
-    body = {**GREEDY, "messages": GOES_ON["messages"], "chat_template_kwargs": {"think": True}}
-    body["structured_outputs"] = {"choice": ["yes", "no"]}
-    message = calling.post("/v1/chat/completions", body).json()["choices"][0]["message"]
-    assert message["content"] in ("yes", "no")
-    assert "reasoning_content" not in message
 
 
 def test_what_cannot_be_done_with_tools_is_refused(calling: Running) -> None:
@@ -368,7 +368,7 @@ def make_dialect(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Dial
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_chat_template_shows_the_form_of_calls(make_dialect: Callable[..., Dialect], name: str) -> None:
     dialect = make_dialect(TEMPLATES[name], "auto")
-    if name == "xml":
+    if name == "unknown":
         with pytest.raises(ApiError, match="--tool-call-parser"):
             _ = dialect.call_form
         assert make_dialect(TEMPLATES[name], "mistral").call_form is CALL_FORMS["mistral"]
@@ -383,7 +383,7 @@ def test_several_calls_are_asked_for_only_where_the_template_takes_them_back(
     dialect = make_dialect(TEMPLATES[name], "auto")
     asked = {**LOOKS, "tool_choice": "required"}
     several, single = (
-        dialect.form(ChatRequest.model_validate({**asked, "parallel_tool_calls": parallel}))
+        dialect.form(ChatRequest.model_validate({**asked, "parallel_tool_calls": parallel}), [1])
         for parallel in (True, False)
     )
     assert (several == single) is ("one call" in name)
@@ -412,8 +412,8 @@ def test_what_the_prompt_has_opened_is_reasoning_until_it_is_closed(
 
 
 def test_parsers_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ServerError, match="hermes, llama3_json, mistral"):
-        ServerOptions(tool_call_parser="pythonic")
+    with pytest.raises(ServerError, match="hermes, qwen3_coder"):
+        ServerOptions(tool_call_parser="xml")
     with pytest.raises(ServerError, match="qwen3, deepseek_r1"):
         ServerOptions(reasoning_parser="think")
 
@@ -424,5 +424,48 @@ def test_a_request_without_functions_is_read_as_before(
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "Hi"}]})
     dialect = make_dialect(None, "auto")
     assert dialect.reader(body, [1, 2, 3]) is None
-    assert dialect.form(body) is None
+    assert dialect.form(body, [1]) is None
     assert dialect.skips_special(body)
+
+
+def test_calls_and_thoughts_are_blocks_of_a_message(calling: Running) -> None:
+    tool = {"name": "look", "description": "Look at a place.", "input_schema": LOOK["function"]["parameters"]}
+    body = {"messages": LOOKS["messages"], "tools": [tool], "temperature": 0, "max_tokens": 200}
+    whole = calling.post("/v1/messages", body).json()
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
+    assert [block.get("input") for block in whole["content"]] == [None, {"place": "sea"}, {"place": "wood"}]
+    assert whole["stop_reason"] == "tool_use"
+    thought = calling.post("/v1/messages", {**body, "messages": THINKS["messages"], "tools": []}).json()
+    assert [block["type"] for block in thought["content"]] == ["thinking", "text"]
+    assert thought["content"][0]["thinking"] == "A story, then."
+    for change in ({}, {"messages": THINKS["messages"], "tools": []}):
+        stream = messages_added_up(
+            events(calling.post("/v1/messages", {**body, **change, "stream": True}).text)
+        )
+        expected = thought if change else whole
+        for message in (stream, expected):
+            message.pop("usage"), message.pop("id")
+            for block in message["content"]:
+                block.pop("id", None)
+        assert stream == expected
+    whole["content"][1]["id"], whole["content"][2]["id"] = "c1", "c2"
+    results = [{"type": "tool_result", "tool_use_id": name, "content": "blue"} for name in ("c1", "c2")]
+    history = [*body["messages"], {"role": "assistant", "content": whole["content"]}]
+    again = {**body, "messages": [*history, {"role": "user", "content": results}], "max_tokens": 3}
+    assert calling.post("/v1/messages", again).status_code == 200
+
+
+def test_a_form_is_kept_after_the_thinking(calling: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["tea"]}}}
+    asked: dict[str, Any] = {**GREEDY, "response_format": form}
+    answers = []
+    for question in (
+        THINKS,
+        {"messages": GOES_ON["messages"], "chat_template_kwargs": {"think": True}},
+        {"messages": [{"role": "user", "content": "Hi"}]},
+    ):
+        answers.append(calling.post("/v1/chat/completions", {**asked, **question}).json()["choices"][0])
+    messages = [answer["message"] for answer in answers]
+    assert [message.get("reasoning") for message in messages[:2]] == ["A story, then.", "Go where?"]
+    assert [message["content"] for message in messages[:2]] == ['"tea"', '"tea"']
+    assert answers[2]["finish_reason"] in ("stop", "length")

@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from fledge import __version__
 from fledge.engine import Engine
-from fledge.server import errors, playground
+from fledge.server import errors
 from fledge.server.bodies import BodyRoute
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Server
 from fledge.server.learning import Learner, add_learning
+from fledge.server.messages import CountRequest, MessagesRenderer, MessagesRequest
+from fledge.server.operations import add_operations
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import (
     ChatRequest,
@@ -81,11 +82,13 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     )
     app.router.route_class = BodyRoute
     app.state.server = server
-    _add_vertex(app, server)  # first: its route may coincide with another
+    _add_predictions(app, server)  # first: Vertex AI's route may coincide with another
     _add_openai(app, server)
+    _add_responses(app, server)
+    _add_messages(app, server)
     _add_tokens(app, server)
     _add_sglang(app, server)
-    _add_operations(app, server)
+    add_operations(app, server)
     if learning is not None:
         add_learning(app, server.worker.metrics, learning)
     _add_errors(app)
@@ -116,21 +119,15 @@ def _add_openai(app: FastAPI, server: Server) -> None:
         return {
             "id": name,
             "object": "model",
+            "type": "model",  # Anthropic's name of it, and of the next two
+            "display_name": name,
+            "created_at": "1970-01-01T00:00:00Z",
             "created": 0,
             "owned_by": "fledge",
             "root": server.target_name,
             "parent": None,
             "max_model_len": server.engine.max_context,
         }
-
-    @app.post("/v1/responses", tags=["OpenAI"])
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
-        """Text, functions and forms; earlier responses as far as memory goes."""
-        client = request.state.visit.client
-        earlier = server.conversations.find(client, body.previous_response_id)
-        model = server.check_model(body.model)
-        rendering = ResponseRenderer(body, model, earlier, server.conversations, client)
-        return await server.respond(await asyncio.to_thread(body.chat, earlier), request, rendering)
 
     @app.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Json:
@@ -142,11 +139,57 @@ def _add_openai(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/models", tags=["OpenAI"])
     async def models() -> Json:
-        return {"object": "list", "data": [card(name) for name in server.model_names]}
+        names = server.model_names
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # for Anthropic's clients
+        return {"object": "list", "data": [card(name) for name in names], **pages}
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"])
     async def model(model: str) -> Json:
         return card(server.check_model(model))
+
+
+def _add_responses(app: FastAPI, server: Server) -> None:
+    @app.post("/v1/responses", tags=["OpenAI"])
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Text, functions and forms; earlier responses as far as memory goes."""
+        client, size = request.state.visit.client, len(await request.body())
+        earlier = server.responses.earlier(client, body.previous_response_id)
+        body.resolve(partial(server.responses.item, client))
+        model = server.check_model(body.model)
+        rendering = ResponseRenderer(body, model, earlier, server.responses, client, size)
+        chat = await asyncio.to_thread(body.chat, earlier.messages if earlier else ())
+        return await server.respond(chat, request, rendering)
+
+    @app.get("/v1/responses/{response_id}", tags=["OpenAI"])
+    async def response(response_id: str, request: Request, stream: bool = False) -> Json:
+        """A response that is still kept."""
+        if stream:
+            raise errors.invalid("a response that is kept isn't streamed again; leave stream out", "stream")
+        return server.responses.get(request.state.visit.client, response_id)
+
+    @app.delete("/v1/responses/{response_id}", tags=["OpenAI"])
+    async def delete_response(response_id: str, request: Request) -> Json:
+        """Forget a response."""
+        server.responses.delete(request.state.visit.client, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+
+def _add_messages(app: FastAPI, server: Server) -> None:
+    async def chat(body: CountRequest) -> ChatRequest:
+        thinks = server.engine.target.chat.asks_for("enable_thinking")
+        return await asyncio.to_thread(body.chat, thinks=thinks)
+
+    @app.post("/v1/messages", tags=["Anthropic"])
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        """Text, thinking and tools."""
+        rendering = MessagesRenderer(server.check_model(body.model))
+        return await server.respond(await chat(body), request, rendering)
+
+    @app.post("/v1/messages/count_tokens", tags=["Anthropic"])
+    async def count_tokens(body: CountRequest) -> Json:
+        """How many tokens a prompt has."""
+        server.check_model(body.model)
+        return {"input_tokens": len(await server.chat_ids(await chat(body)))}
 
 
 def _add_tokens(app: FastAPI, server: Server) -> None:
@@ -187,7 +230,14 @@ def _add_sglang(app: FastAPI, server: Server) -> None:
         return {"model_path": name, "tokenizer_path": name, "is_generation": True}
 
 
-def _add_vertex(app: FastAPI, server: Server) -> None:
+def _add_predictions(app: FastAPI, server: Server) -> None:
+    """The routes of clouds: SageMaker's, and Vertex AI's if it has named one."""
+
+    @app.post("/invocations", tags=["SageMaker"])
+    async def invocations(body: Json, request: Request) -> Response:
+        """A chat or text completion."""
+        return await server.respond(await asyncio.to_thread(_completion, body), request)
+
     if not server.options.predict_route:
         return
 
@@ -215,109 +265,31 @@ def _completion(fields: Json) -> ChatRequest | CompletionRequest:
     return read(ChatRequest, fields) if "messages" in fields else read(CompletionRequest, fields)
 
 
-def _add_operations(app: FastAPI, server: Server) -> None:
-    async def health() -> Json:
-        """200 while the process is healthy."""
-        problem = server.worker.problem
-        if problem is not None:
-            raise ApiError(503, f"{problem}; restart this server", code="unhealthy")
-        return {"status": "ok"}
-
-    for route in filter(None, ("/health", "/ping", server.options.health_route)):
-        app.add_api_route(route, health, methods=["GET"], tags=["Operations"])
-
-    @app.get("/ready", tags=["Operations"])
-    async def ready() -> Json:
-        """200 while new requests are accepted."""
-        if server.worker.draining:
-            raise errors.draining(1)
-        return await health()
-
-    @app.get("/metrics", tags=["Operations"], response_class=Response)
-    async def metrics() -> Response:
-        """Metrics for Prometheus."""
-        return Response(server.worker.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/server_info", tags=["Operations"])
-    @app.get("/get_server_info", include_in_schema=False)
-    async def server_info() -> Json:
-        """Configuration and statistics; SGLang's benchmark reads the acceptance length in `internal_states`."""
-        engine, stats = server.engine, server.engine.stats()
-        engine_stats = asdict(stats)
-        engine_stats["tau"] = stats.tau
-        return {
-            "version": __version__,
-            "model_path": server.target_name,
-            "served_model_name": server.model_names[0],
-            "target": {
-                "name": engine.target.name,
-                "revision": engine.target.revision,
-                "dtype": str(engine.target.dtype).removeprefix("torch."),
-                "backend": engine.target.backend,
-            },
-            "speculative": engine.speculative,
-            "max_batch": engine.max_batch,
-            "max_context": engine.max_context,
-            "waiting": server.worker.waiting,
-            "engine": engine_stats,
-            "internal_states": [{"avg_spec_accept_length": stats.tau}],
-        }
-
-    @app.get("/load", tags=["Operations"])
-    async def load() -> Json:
-        """As in vLLM: how many answers are waiting or in progress."""
-        return {"server_load": server.worker.unfinished}
-
-    @app.get("/tokenizer_info", tags=["Operations"])
-    async def tokenizer_info() -> Json:
-        """As in vLLM: the tokenizer's class, its chat template and special tokens; lm-eval asks for it."""
-        tokenizer = server.engine.target.tokenizer
-        return {
-            "tokenizer_class": type(tokenizer).__name__,
-            "chat_template": tokenizer.chat_template,
-            "model_max_length": server.engine.max_context,
-            **{
-                name: str(token)
-                for name, token in tokenizer.special_tokens_map.items()
-                if isinstance(token, str)
-            },
-        }
-
-    @app.get("/version", tags=["Operations"])
-    async def version() -> Json:
-        """As in vLLM."""
-        return {"version": __version__}
-
-    page, headers = playground.page(), playground.headers()
-
-    @app.get("/", include_in_schema=False)
-    async def playground_page() -> Response:
-        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
-
-
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> Response:
-        return error.response()
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error.response(request.url.path)
 
     @app.exception_handler(RequestValidationError)
-    async def wrong_body(_: Request, error: RequestValidationError) -> Response:
-        return errors.from_validation(error.errors()).response()
+    async def wrong_body(request: Request, error: RequestValidationError) -> Response:
+        return errors.from_validation(error.errors()).response(request.url.path)
 
     @app.exception_handler(RecursionError)  # parsed, but too deep for later code
-    async def too_deep(_: Request, error: RecursionError) -> Response:
-        return errors.invalid("the body is nested too deeply; send a flatter one").response()
+    async def too_deep(request: Request, error: RecursionError) -> Response:
+        refusal = errors.invalid("the body is nested too deeply; send a flatter one")
+        return refusal.response(request.url.path)
 
     @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
         if error.status_code == 400:  # not UTF-8, or numbers or nesting that the JSON parser rejects
-            return errors.no_json().response()
+            return errors.no_json().response(path)
         messages = {
             404: "no such route; OpenAI's routes begin with /v1, and /openapi.json lists all",
             405: "this method isn't allowed for this route",
         }
         message = messages.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, message, headers=error.headers).response()
+        return ApiError(error.status_code, message, headers=error.headers).response(path)
 
 
 def _schema(app: FastAPI) -> Json:

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import Enum, auto
 from functools import cached_property, partial
 from typing import Any
 
 from fledge.base.errors import TargetError
 from fledge.server import errors, harmony
+from fledge.server.call_forms import CALL_FORMS, grammar
+from fledge.server.call_parser import CallForm, Functions, sign
+from fledge.server.form_grammar import after_thinking, lark_of
 from fledge.server.harmony import ChannelReader
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.reader import REASONING_PARSERS, THINK, THOUGHT, Reader, Thoughts
-from fledge.server.tool_calls import CALL_FORMS, CallForm, CallReader, grammar, mark
 from fledge.target import Target
 
 _QUESTION = {"role": "user", "content": "Hello"}
 _FUNCTION = "example_function"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _FUNCTION,
-        "description": "",
-        "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}},
-    },
-}
+_ARGUMENTS = {"type": "object", "properties": {"number": {"type": "integer"}}}
+_TOOL = {"type": "function", "function": {"name": _FUNCTION, "description": "", "parameters": _ARGUMENTS}}
 _CALL = {
     "id": "123456789",
     "type": "function",
@@ -33,6 +30,14 @@ _CALL = {
 # Some templates, like SmolLM3's, say how to write a call but drop those of earlier turns.
 _HERMES_SHOWN = re.compile(r'<tool_call>\s*\[?\s*\{"name"')
 _LAST_IDS = 16  # of a prompt: longer than reasoning tags and white space
+
+
+class Thinking(Enum):
+    """How an answer begins."""
+
+    NONE = auto()  # without reasoning
+    POSSIBLE = auto()  # with the tag that opens it, or without reasoning
+    BEGUN = auto()  # with reasoning, whose tag may stand in the prompt
 
 
 class Dialect:
@@ -54,22 +59,32 @@ class Dialect:
             final = bool(self.opening(body)) or bool(body.continue_final_message)
             names = {tool.function.name for tool in body.offered}
             return ChannelReader(names, several=body.parallel_tool_calls is not False, final=final)
-        # Structured output leaves no room for reasoning.
-        free = not body.must_call and (body.form is None or bool(body.bad_words))
-        continues = bool(body.continue_final_message)
-        thoughts = self._thoughts(prompt_ids, continues=continues) if self._reasons and free else None
-        names = {tool.function.name for tool in body.offered}
+        start = self._thinking(body, prompt_ids)
+        thoughts = None if start is Thinking.NONE else Thoughts(inside=start is Thinking.BEGUN)
         several = body.parallel_tool_calls is not False
-        calls = CallReader(self.call_form, names, several=several) if names else None
+        calls = self.call_form.reader(_functions(body), several=several) if body.offered else None
         return Reader(thoughts, calls) if thoughts or calls else None
 
-    def form(self, body: ChatRequest) -> dict[str, Any] | None:
-        """The engine's structured_outputs: calls, the requested format, or either; None: a free answer."""
+    def form(self, body: ChatRequest, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
+        """The engine's structured_outputs: calls, the requested format, or either; None: a free answer.
+
+        A target that reasons does so before it.
+        """
+        form = self._form_alone(body)
+        if form is None or self._has_channels or body.bad_words:
+            return form
+        start = self._thinking(body, prompt_ids)
+        if start is Thinking.NONE:
+            return form
+        special = {token: token_id for token, token_id in self._tokens.items() if token in self._special}
+        return {"grammar": after_thinking(lark_of(form), special, begun=start is Thinking.BEGUN)}
+
+    def _form_alone(self, body: ChatRequest) -> dict[str, Any] | None:
         if not body.offered or not (body.must_call or body.form):
             return body.form
-        functions = {tool.function.name: tool.function.schema_of_arguments for tool in body.offered}
+        functions = _functions(body)
         if self._has_channels:
-            return {"grammar": harmony.grammar(functions, partial(mark, self._tokens), body.answer_schema)}
+            return {"grammar": harmony.grammar(functions, partial(sign, self._tokens), body.answer_schema)}
         several = body.tool_choice in (None, "auto", "required") and body.parallel_tool_calls is not False
         lark = grammar(
             self.call_form,
@@ -89,7 +104,7 @@ class Dialect:
             if self._reasons:
                 marks |= {THINK, THOUGHT}
             if body.offered:
-                marks |= {self.call_form.open, self.call_form.close, self.call_form.args}
+                marks |= self.call_form.marks
         return body.skip_special_tokens is not False and not marks & self._special
 
     def opening(self, body: ChatRequest) -> list[int]:
@@ -126,8 +141,9 @@ class Dialect:
         except TargetError:
             return None
         reply = (self._after_calls(1) or "").removeprefix(question)
+        offered = {_FUNCTION: _ARGUMENTS}
         for name, form in CALL_FORMS.items():
-            parts = Reader(None, CallReader(form, {_FUNCTION})).add(reply, last=True)
+            parts = Reader(None, form.reader(offered)).add(reply, last=True)
             if [call.name for call in parts.calls.values()] == [_FUNCTION]:
                 return name
         return "hermes" if _HERMES_SHOWN.search(question) else None
@@ -148,8 +164,19 @@ class Dialect:
         except TargetError:
             return None
 
-    def _thoughts(self, prompt_ids: Sequence[int], *, continues: bool) -> Thoughts:
+    def _thinking(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Thinking:
+        """How the answer to this prompt begins."""
+        if not self._reasons or (body.structured_outputs is not None and body.structured_outputs.grammar):
+            return Thinking.NONE
         end = self._target.tokenizer.decode(list(prompt_ids[-_LAST_IDS:]), skip_special_tokens=False).rstrip()
-        opened = end.endswith(THINK)
-        closed = end.endswith(THOUGHT)
-        return Thoughts(inside=opened or (self._reasons_first and not closed and not continues))
+        formed = not body.bad_words and (body.must_call or body.form is not None)
+        if end.endswith(THINK):
+            return Thinking.BEGUN
+        if formed and (end.endswith(THOUGHT) or body.continue_final_message):
+            return Thinking.NONE
+        first = self._reasons_first and not end.endswith(THOUGHT) and not body.continue_final_message
+        return Thinking.BEGUN if first else Thinking.POSSIBLE
+
+
+def _functions(body: ChatRequest) -> Functions:
+    return {tool.function.name: tool.function.schema_of_arguments for tool in body.offered}

@@ -1,4 +1,4 @@
-"""Every error a client sees, in OpenAI's shape: {"error": {message, type, param, code}}."""
+"""Every error a client sees, in OpenAI's shape: {"error": {message, type, param, code}}; Anthropic's on its routes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fledge.base.errors import FledgeError
 from fledge.engine import GrammarsFullError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_ANTHROPIC = "/v1/messages"
+_ANTHROPIC_TYPES = {**_TYPES, 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 # What pydantic calls the alternatives of a field with several forms; no field has such a name.
 _ALTERNATIVE = re.compile(r"(constrained-)?(str|int|float|bool|dict|list\[.*\])")
 # Descriptions of such fields: an error about one alternative alone would mislead.
@@ -54,11 +56,16 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The HTTP response."""
-        return Response(
-            json.dumps(self.body()), self.status, headers=self.headers, media_type="application/json"
-        )
+    def anthropic_body(self) -> dict[str, Any]:
+        """The JSON body, as Anthropic's clients read it."""
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, other)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str) -> Response:
+        """The HTTP response to a request for this path."""
+        body = self.anthropic_body() if path.startswith(_ANTHROPIC) else self.body()
+        return Response(json.dumps(body), self.status, headers=self.headers, media_type="application/json")
 
 
 def overloaded(waiting: int, seconds: int) -> ApiError:

@@ -95,14 +95,14 @@ class Gate:
                 code="unknown_host",
             )
         if self._keys and scope["path"] not in self._open and scope["method"] != "OPTIONS":
-            digest = _digest(_bearer(scope))
+            digest = _digest(_bearer(scope) or _header(scope, b"x-api-key"))
             matches = [
                 hmac.compare_digest(digest, key) for key in self._keys
             ]  # compare all, for constant time
             if not any(matches):
                 raise ApiError(
                     401,
-                    "the API key is missing or wrong; send `Authorization: Bearer <key>`",
+                    "the API key is missing or wrong; send `Authorization: Bearer <key>`, or `x-api-key: <key>`",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
@@ -199,7 +199,7 @@ class _Visit:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.begun = time.perf_counter()
-        self.method = scope["method"]
+        self.method, self.path = scope["method"], scope["path"]
         header = _header(scope, b"x-request-id").decode("latin-1")
         self.id = header if _REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
         self.client = (scope.get("client") or ("local",))[0]
@@ -222,7 +222,7 @@ class _Visit:
         """Send an error, unless a response has started or the client has disconnected."""
         if self.status is not None or self.left:
             return
-        response = error.response()
+        response = error.response(self.path)
         start = {"type": "http.response.start", "status": error.status, "headers": response.raw_headers}
         await self.send(start)
         await self.send({"type": "http.response.body", "body": response.body})

@@ -22,8 +22,8 @@ from fledge.server.job import Job, deltas
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.render import Json, Renderer, Rendering, encode, usage
-from fledge.server.responses import Conversations, ResponseRenderer
-from fledge.server.stream import DONE, EventStream, event
+from fledge.server.response_store import ResponseStore
+from fledge.server.stream import EventStream
 from fledge.server.tokens import Tokens
 from fledge.server.worker import EngineWorker
 
@@ -40,7 +40,7 @@ class Server:
         self.model_names = options.model_names or (engine.target.name,)
         self.target_name = options.target or engine.target.name  # clients may load the tokenizer by this name
         self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
-        self.conversations = Conversations()
+        self.responses = ResponseStore()
         self.tokens = Tokens(engine.target, engine.max_context)
         self._compiling = asyncio.Semaphore(_COMPILERS)
         self._dialect = Dialect(engine.target, options.tool_call_parser, options.reasoning_parser)
@@ -57,7 +57,7 @@ class Server:
         request.state.visit.notes.update(answer_id=renderer.id, stream=bool(body.stream))
         self._submit(jobs, request)
         if body.stream:
-            return await self._stream(body, jobs, renderer, request, deadline)
+            return await self._stream(jobs, renderer, request, deadline)
         await self._finish(jobs, request, deadline)
         return Response(encode(renderer.whole(_best(body, jobs))), media_type="application/json")
 
@@ -99,7 +99,7 @@ class Server:
         visit = request.state.visit
         if (user := body.safety_identifier or body.user) is not None:
             visit.notes["user"] = user
-        form, grammar = await self._form(body)
+        form, grammar = await self._form(body, prompts[0][0])
         return [
             Job(
                 prompt,
@@ -119,13 +119,15 @@ class Server:
             for copy in range(_copies(body))
         ]
 
-    async def _form(self, body: ChatRequest | CompletionRequest) -> tuple[Json | None, Follower | None]:
+    async def _form(
+        self, body: ChatRequest | CompletionRequest, prompt: list[int]
+    ) -> tuple[Json | None, Follower | None]:
         """The answer's format, as the engine's structured_outputs; and compiled, for the engine to find it ready.
 
         It is compiled here, in a thread, since a large schema takes a while, and to reject an invalid one.
         """
         grammar = None
-        form = self._dialect.form(body) if isinstance(body, ChatRequest) else body.form
+        form = self._dialect.form(body, prompt) if isinstance(body, ChatRequest) else body.form
         if form is not None:
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
             field = "bad_words" if body.bad_words else field
@@ -145,14 +147,7 @@ class Server:
     async def _prompts(self, body: ChatRequest | CompletionRequest) -> list[tuple[list[int], str]]:
         """The ids of each prompt, and its text if `echo` is set."""
         if isinstance(body, ChatRequest):
-            ids = await self.tokens.chat(
-                body.messages,
-                self._template_options(body),
-                body.offered,
-                opening=body.add_generation_prompt is not False,
-                continues=bool(body.continue_final_message),
-            )
-            return [(self._truncated(body, ids + self._dialect.opening(body)), "")]
+            return [(await self.chat_ids(body), "")]
         prompts = []
         for prompt in body.prompts:
             if isinstance(prompt, str):
@@ -165,6 +160,17 @@ class Server:
             echo = "" if not body.echo else str(prompt) if text else await self.tokens.decode(ids)
             prompts.append((ids, echo))
         return prompts
+
+    async def chat_ids(self, body: ChatRequest) -> list[int]:
+        """The ids of a chat's prompt."""
+        ids = await self.tokens.chat(
+            body.messages,
+            self._template_options(body),
+            body.offered,
+            opening=body.add_generation_prompt is not False,
+            continues=bool(body.continue_final_message),
+        )
+        return self._truncated(body, ids + self._dialect.opening(body))
 
     def _template_options(self, body: ChatRequest) -> Json:
         """What the chat template is told; `reasoning_effort` only if it looks at that."""
@@ -187,6 +193,8 @@ class Server:
         """The engine's parameters for one answer; an ApiError for unsupported ones."""
         room = self.engine.max_context - len(prompt)
         requested = body.wanted_tokens
+        if requested is not None and body.limit_may_exceed:
+            requested = max(min(requested, room), 1)
         if not prompt:
             raise errors.invalid("the prompt is empty; send at least one token", "prompt")
         if room < (requested or 1):
@@ -236,17 +244,8 @@ class Server:
             self._close(jobs, request)
 
     async def _stream(
-        self,
-        body: ChatRequest | CompletionRequest,
-        jobs: list[Job],
-        renderer: Rendering,
-        request: Request,
-        deadline: float,
+        self, jobs: list[Job], renderer: Rendering, request: Request, deadline: float
     ) -> Response:
-        if isinstance(renderer, ResponseRenderer):
-            events = renderer.events(jobs)
-        else:
-            events = self._events(body, jobs, renderer)
         try:
             # A rejection or failure before the first token is still an HTTP error.
             with suppress(TimeoutError):
@@ -258,37 +257,12 @@ class Server:
             self._close(jobs, request)
             raise
         return EventStream(
-            events,
+            _events(jobs, renderer),
             deadline=deadline,
-            timeout_event=event(encode(errors.timed_out(self.options.request_timeout).body())) + DONE,
+            timeout_event=lambda: renderer.failed(errors.timed_out(self.options.request_timeout)),
             stall_timeout=self.options.stall_timeout,
             close=lambda: self._close(jobs, request),
         )
-
-    async def _events(
-        self, body: ChatRequest | CompletionRequest, jobs: list[Job], renderer: Rendering
-    ) -> AsyncGenerator[bytes]:
-        options = body.stream_options
-        continuous = bool(options and options.continuous_usage_stats)
-        everything = body.return_trace or body.return_token_ids  # also chunks without text
-        begun: set[int] = set()
-        try:
-            async for index, delta in deltas(jobs):
-                delta.parts = jobs[index].parts(delta.text, last=delta.completion is not None)
-                if not (delta.parts or delta.completion or delta.logprobs or everything):
-                    continue  # held back: part of a character, or possibly of a stop string or a call
-                chunk = renderer.chunk(index, jobs[index], delta, first=index not in begun)
-                begun.add(index)
-                if continuous:
-                    chunk["usage"] = usage(jobs)
-                elif options and options.include_usage:
-                    chunk["usage"] = None
-                yield event(encode(chunk))
-            if options and options.include_usage:
-                yield event(encode(renderer.usage_chunk(jobs)))
-        except ApiError as error:
-            yield event(encode(error.body()))
-        yield DONE
 
     def _close(self, jobs: list[Job], request: Request) -> None:
         """Log finished answers, and cancel the others."""
@@ -300,6 +274,14 @@ class Server:
             if not job.done:
                 self.worker.metrics.ended("abort")
                 self.worker.cancel(job)
+
+
+async def _events(jobs: list[Job], renderer: Rendering) -> AsyncGenerator[bytes]:
+    try:
+        async for data in renderer.events(jobs):
+            yield data
+    except ApiError as error:
+        yield renderer.failed(error)
 
 
 def _answers(body: ChatRequest | CompletionRequest) -> int:

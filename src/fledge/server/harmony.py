@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fledge.engine.json_schema import prepared
 from fledge.engine.stops import overlap
+from fledge.server.call_parser import new_call_id, parsed_object
 from fledge.server.message import Call, MessageParts
-from fledge.server.tool_calls import JsonObject, is_object, new_call_id
+from fledge.server.tool_calls import JsonObject
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"  # what an answer's content comes behind
@@ -38,7 +39,7 @@ class ChannelReader:
         self._begun = False  # the answer has a message
         self._calls = 0
         self._object = JsonObject()
-        self._kind = "content"  # of the message: content, reasoning or call
+        self._kind: Literal["content", "reasoning", "call"] = "content"  # of the message
         self._said = {"content": False, "reasoning": False}
         self._separate = False  # something of this kind came before
         self._whole = self._ended = False
@@ -82,7 +83,7 @@ class ChannelReader:
             self._kind, self._object = "call", JsonObject()
             self._calls += 1
             if self._reported:
-                parts.calls[self._calls - 1] = Call(new_call_id(), recipient[1])
+                parts.begin_call(self._calls - 1, Call(new_call_id(), recipient[1]))
         else:
             self._separate = self._said[self._kind]
         return True
@@ -104,12 +105,11 @@ class ChannelReader:
             return
         if self._kind == "call":
             if self._reported:
-                call = parts.calls.setdefault(self._calls - 1, Call())
-                call.arguments += self._object.valid(text)
+                parts.add_arguments(self._calls - 1, self._object.valid(text))
             return
         text = _BETWEEN * self._separate + text
         self._separate, self._said[self._kind] = False, True
-        setattr(parts, self._kind, getattr(parts, self._kind) + text)
+        parts.add(self._kind, text)
 
     @property
     def _reported(self) -> bool:
@@ -119,7 +119,9 @@ class ChannelReader:
         if not self._whole:
             return True
         at, mark = _end(rest)
-        return (not mark and not self._ended) or is_object(JsonObject().valid(rest[:at] if mark else rest))
+        if not mark and not self._ended:
+            return True
+        return parsed_object(JsonObject().valid(rest[:at] if mark else rest)) is not None
 
 
 def _end(text: str) -> tuple[int, str]:

@@ -117,7 +117,7 @@ class Job:
 
     def parts(self, text: str, *, last: bool) -> MessageParts:
         """More of the answer's text as parts of a message."""
-        return MessageParts(content=text) if self._reader is None else self._reader.add(text, last=last)
+        return _content(text) if self._reader is None else self._reader.add(text, last=last)
 
     @property
     def finish_reason(self) -> str | None:
@@ -185,8 +185,14 @@ class Job:
         """The complete answer as one delta, for answers that weren't read piece by piece."""
         done, reader = self.completion, self._reader
         ended = done is not None and done.finish_reason == "stop" and done.stop_reason is None
-        parts = MessageParts(content=self.text) if reader is None else reader.read(self.text, ended=ended)
+        parts = _content(self.text) if reader is None else reader.read(self.text, ended=ended)
         return Delta(self.text, self.token_ids, self.logprobs, parts=parts, completion=self.completion)
+
+
+def _content(text: str) -> MessageParts:
+    parts = MessageParts()
+    parts.add("content", text)
+    return parts
 
 
 async def deltas(jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Delta]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fledge.base.errors import ServerError
+from fledge.server.call_forms import CALL_FORMS
 from fledge.server.reader import REASONING_PARSERS
-from fledge.server.tool_calls import CALL_FORMS
 
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
 _SHORTEST_KEY = 8

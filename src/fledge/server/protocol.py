@@ -8,7 +8,7 @@ Ours: `speculate` (false: plain decode for this request), `return_trace` (origin
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -124,6 +124,7 @@ class Sampling(StrictBody):
 class Generation(Sampling):
     """The fields common to chat and text completions."""
 
+    limit_may_exceed: ClassVar[bool] = False  # max_tokens may be more than the context has room for
     model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
     max_tokens: TokenLimit = Field(None, description="-1: as left out")
     min_tokens: Annotated[int | None, Whole] = Field(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fledge.engine.stops import overlap
+from fledge.server.call_parser import CallParser
 from fledge.server.message import MessageParts
-from fledge.server.tool_calls import CallReader
 
 THINK, THOUGHT = "<think>", "</think>"
 # Parser names as in vLLM and SGLang: whether an answer starts as reasoning.
@@ -38,7 +38,7 @@ class Thoughts:
                 thought = thought.lstrip()
             keep = 0 if closed or last else overlap(thought, THOUGHT)
             shown = thought[: len(thought) - keep].rstrip()
-            parts.reasoning += shown
+            parts.add("reasoning", shown)
             self._begun = self._begun or bool(shown)
             if not closed:
                 self._held = thought[len(shown) :]
@@ -53,7 +53,7 @@ class Thoughts:
 class Reader:
     """Reads one answer's text as a message; the parts of all pieces add up to it."""
 
-    def __init__(self, thoughts: Thoughts | None, calls: CallReader | None) -> None:
+    def __init__(self, thoughts: Thoughts | None, calls: CallParser | None) -> None:
         self._thoughts = thoughts
         self._calls = calls
 
@@ -74,7 +74,7 @@ class Reader:
         if self._thoughts is not None:
             text = self._thoughts.add(text, parts, last=last)
         if self._calls is None:
-            parts.content += text
+            parts.add("content", text)
         else:
             self._calls.add(text, parts, last=last)
         return parts

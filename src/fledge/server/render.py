@@ -6,14 +6,16 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import zip_longest
 from typing import Any, Protocol
 
 from fledge.engine import TokenLogprob, TreeTrace
-from fledge.server.job import Delta, Job
+from fledge.server.errors import ApiError
+from fledge.server.job import Delta, Job, deltas
 from fledge.server.message import Call, MessageParts
 from fledge.server.protocol import ChatRequest, CompletionRequest
+from fledge.server.stream import DONE, event
 from fledge.server.tokens import Tokens
 
 Json = dict[str, Any]
@@ -28,11 +30,11 @@ class Rendering(Protocol):
     def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
         """The response to a request that doesn't stream."""
 
-    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        """A stream's chunk for one choice's delta."""
+    def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes]:
+        """A stream's events, up to its end. Raises the ApiError of a job that fails."""
 
-    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        """The last chunk of a stream that reports usage."""
+    def failed(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
 
 
 class Renderer:
@@ -42,6 +44,7 @@ class Renderer:
         self._chat = isinstance(body, ChatRequest)
         self._model = model
         self._tokens = tokens
+        self._body = body
         self._with_token_ids = bool(body.return_token_ids)
         self._with_logprobs = body.wanted_logprobs is not None
         self._top_of_prompt = None if isinstance(body, ChatRequest) else body.prompt_logprobs
@@ -56,13 +59,33 @@ class Renderer:
             choices.append({**self._choice(index, job, answer, first=True), **message})
         return {**self._head(chunk=False), "choices": choices, "usage": usage(jobs)}
 
-    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
+    async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes]:
+        options = self._body.stream_options
+        continuous = bool(options and options.continuous_usage_stats)
+        everything = self._body.return_trace or self._body.return_token_ids  # also chunks without text
+        begun: set[int] = set()
+        async for index, delta in deltas(jobs):
+            delta.parts = jobs[index].parts(delta.text, last=delta.completion is not None)
+            if not (delta.parts or delta.completion or delta.logprobs or everything):
+                continue  # held back: part of a character, or possibly of a stop string or a call
+            chunk = self._chunk(index, jobs[index], delta, first=index not in begun)
+            begun.add(index)
+            if continuous:
+                chunk["usage"] = usage(jobs)
+            elif options and options.include_usage:
+                chunk["usage"] = None
+            yield event(encode(chunk))
+        if options and options.include_usage:
+            yield event(encode({**self._head(chunk=True), "choices": [], "usage": usage(jobs)}))
+        yield DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return event(encode(error.body())) + DONE
+
+    def _chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
         message = {"delta": _delta(delta.parts, first=first)} if self._chat else {}
         choice = {**self._choice(index, job, delta, first=first), **message}
         return {**self._head(chunk=True), "choices": [choice]}
-
-    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        return {**self._head(chunk=True), "choices": [], "usage": usage(jobs)}
 
     def _head(self, *, chunk: bool) -> Json:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self._chat else "text_completion"
@@ -214,7 +237,11 @@ def usage(jobs: Sequence[Job]) -> Json:
 
 def encode(value: Json | list[Json]) -> bytes:
     """Compact JSON; NaN and infinity never get here."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can name but no text can hold
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def json_number(value: float) -> float:

@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from fledge.server import errors
+from fledge.server.blocks import BlockRenderer
 from fledge.server.errors import ApiError
-from fledge.server.job import Delta, Job, deltas
-from fledge.server.message import MessageParts
+from fledge.server.job import Job
+from fledge.server.message import Piece
 from fledge.server.protocol import ChatRequest
-from fledge.server.render import Json, encode, usage
+from fledge.server.render import Json, usage
+from fledge.server.response_store import ResponseStore, StoredResponse
 from fledge.server.strict import ForgivingBody, Several, StrictBody, read
 from fledge.server.values import Finite, UserName, Whole
 
-_MOST_BYTES = 32 << 20  # of conversations that are kept
-_ITEMS = {
-    "reasoning": "rs",
-    "message": "msg",
-    "function_call": "fc",
-}  # kinds of output, and how their ids begin
+_IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of items, by type: how they begin
+_PARTS = {"reasoning": "reasoning_text", "content": "output_text"}  # by kind of text
 
 
 class TextOptions(ForgivingBody):
@@ -83,6 +80,14 @@ class ResponsesRequest(StrictBody):
         same = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier")
         return read(ChatRequest, {**fields, **{name: getattr(self, name) for name in same}})
 
+    def resolve(self, find: Callable[[str], Json]) -> None:
+        """Put items of earlier responses in the place of what refers to them by id."""
+        if isinstance(self.input, list):
+            self.input = [
+                find(str(item.get("id"))) if item.get("type") == "item_reference" else item
+                for item in self.input
+            ]
+
     @property
     def messages(self) -> list[Json]:
         """The input as messages of a chat."""
@@ -104,7 +109,7 @@ def _append(messages: list[Json], item: Json) -> None:
         output = item.get("output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         return
-    if kind not in _ITEMS:
+    if kind not in _IDS:
         raise errors.invalid(f"input holds an item of the type {kind!s:.40}, which isn't supported", "input")
     if (
         not messages
@@ -147,130 +152,62 @@ def _form(form: Json | None) -> Json | None:
     }
 
 
-class Conversations:
-    """What earlier responses ended with; the oldest are forgotten when they take too much memory."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str], tuple[list[Json], int]] = OrderedDict()
-        self._bytes = 0
-
-    def find(self, client: str, response_id: str | None) -> list[Json]:
-        """The messages up to a response of this client, its own included."""
-        if response_id is None:
-            return []
-        found = self._kept.get((client, response_id))
-        if found is None:
-            raise errors.invalid(
-                "previous_response_id names no response that this server has kept; send the conversation as input",
-                "previous_response_id",
-                "previous_response_not_found",
-            )
-        self._kept.move_to_end((client, response_id))
-        return found[0]
-
-    def keep(self, client: str, response_id: str, messages: list[Json]) -> None:
-        """Keep a conversation, if it isn't too long."""
-        size = len(encode({"messages": messages}))
-        if size > _MOST_BYTES:
-            return
-        self._kept[client, response_id] = messages, size
-        self._bytes += size
-        while self._bytes > _MOST_BYTES:
-            self._bytes -= self._kept.popitem(last=False)[1][1]
-
-
-class ResponseRenderer:
-    """One request's answer as a response, whole or as a stream's events."""
+class ResponseRenderer(BlockRenderer):
+    """One request's answer as a response, whole or as a stream's events; its blocks are the output's items."""
 
     def __init__(
-        self, body: ResponsesRequest, model: str, earlier: Sequence[Json], kept: Conversations, client: str
-    ) -> None:
-        self.id = "resp_" + uuid.uuid4().hex
+        self, body: ResponsesRequest, model: str, earlier: StoredResponse | None, store: ResponseStore, client: str,
+        size: int,
+    ) -> None:  # fmt: skip
+        """`size`: of the body, in bytes."""
+        super().__init__("resp_")
         self._body, self._model, self._earlier = body, model, earlier
-        self._kept, self._client = kept, client
+        self._store, self._client, self._size = store, client, size
         self._created = int(time.time())
-        self._output: list[Json] = []
         self._number = 0  # of a stream's next event
-
-    def whole(self, jobs: Sequence[Job]) -> Json:
-        (job,) = jobs
-        for _ in self._add(job.answer().parts):
-            pass
-        for _ in self._end():
-            pass
-        return self._response(job)
-
-    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        raise AssertionError("a response's stream is made by `events`")
-
-    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        raise AssertionError("a response's stream is made by `events`")
-
-    async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes]:
-        """A stream's events."""
-        (job,) = jobs
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event({"type": kind, "response": self._response(None)})
-        try:
-            async for _, delta in deltas(jobs):
-                for made in self._add(job.parts(delta.text, last=delta.completion is not None)):
-                    yield self._event(made)
-            for made in self._end():
-                yield self._event(made)
-            done = self._response(job)
-            yield self._event({"type": f"response.{done['status']}", "response": done})
-        except ApiError as error:
-            failed = {**self._response(None), "status": "failed"}
-            failed["error"] = {"code": error.code or "server_error", "message": error.message}
-            yield self._event({"type": "response.failed", "response": failed})
 
     def _event(self, data: Json) -> bytes:
         numbered = {**data, "sequence_number": self._number}
         self._number += 1
-        return f"event: {data['type']}\ndata: ".encode() + encode(numbered) + b"\n\n"
+        return super()._event(numbered)
 
-    def _add(self, parts: MessageParts) -> Iterator[Json]:
-        """Add to the output, and yield the events that say so."""
-        if parts.reasoning:
-            yield from self._add_text("reasoning", "reasoning_text", parts.reasoning)
-        if parts.content:
-            yield from self._add_text("message", "output_text", parts.content)
-        for call in parts.calls.values():
-            if call.name is not None:
-                yield from self._open("function_call", call_id=call.id, name=call.name, arguments="")
-            item = self._output[-1]
-            item["arguments"] += call.arguments
-            if call.arguments:
-                kind = "response.function_call_arguments.delta"
-                yield {"type": kind, **self._place(), "delta": call.arguments}
+    def _begin(self, job: Job) -> Iterator[Json]:
+        for kind in ("response.created", "response.in_progress"):
+            yield {"type": kind, "response": self._response(None)}
 
-    def _add_text(self, kind: str, part: str, text: str) -> Iterator[Json]:
-        if not self._output or self._output[-1]["type"] != kind:
-            role: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
-            yield from self._open(kind, **role, content=[])
-            notes: Json = {"annotations": []} if part == "output_text" else {}
-            empty = {"type": part, "text": "", **notes}
-            yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": empty}
-            self._output[-1]["content"].append(empty)
-        item = self._output[-1]
-        item["content"][0]["text"] += text
-        delta = {"type": f"response.{part}.delta", **self._place(), "content_index": 0, "delta": text}
-        yield {**delta, "logprobs": []} if part == "output_text" else delta
-
-    def _open(self, kind: str, **fields: Any) -> Iterator[Json]:
-        yield from self._end()
-        item = {"id": f"{_ITEMS[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
-        self._output.append(item)
-        place = {"output_index": len(self._output) - 1}
-        yield {"type": "response.output_item.added", **place, "item": item}
-
-    def _end(self) -> Iterator[Json]:
-        """The last item of the output is complete."""
-        if not self._output or self._output[-1]["status"] == "completed":
+    def _open(self, piece: Piece) -> Iterator[Json]:
+        if piece.call is not None:
+            yield from self._item("function_call", call_id=piece.call.id, name=piece.call.name, arguments="")
             return
-        item = self._output[-1]
+        if piece.kind == "reasoning":
+            yield from self._item("reasoning", summary=[], content=[])
+        else:
+            yield from self._item("message", role="assistant", content=[])
+        notes: Json = {"annotations": []} if piece.kind == "content" else {}
+        part = {"type": _PARTS[piece.kind], "text": "", **notes}
+        yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": {**part}}
+        self._blocks[-1]["content"].append(part)
+
+    def _item(self, kind: str, **fields: Any) -> Iterator[Json]:
+        item = {"id": f"{_IDS[kind]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **fields}
+        self._blocks.append(item)
+        yield {"type": "response.output_item.added", "output_index": len(self._blocks) - 1, "item": item}
+
+    def _extend(self, piece: Piece) -> Iterator[Json]:
+        item = self._blocks[-1]
+        if piece.kind == "call":
+            item["arguments"] += piece.text
+            yield {"type": "response.function_call_arguments.delta", **self._place(), "delta": piece.text}
+            return
+        part = item["content"][0]
+        part["text"] += piece.text
+        notes: Json = {"logprobs": []} if piece.kind == "content" else {}
+        kind = f"response.{part['type']}.delta"
+        yield {"type": kind, **self._place(), "content_index": 0, "delta": piece.text, **notes}
+
+    def _close(self) -> Iterator[Json]:
+        item, place = self._blocks[-1], self._place()
         item["status"] = "completed"
-        place = self._place()
         if item["type"] == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield {"type": "response.function_call_arguments.done", **place, **done}
@@ -280,20 +217,36 @@ class ResponseRenderer:
             notes: Json = {"logprobs": []} if part["type"] == "output_text" else {}
             yield {"type": f"response.{part['type']}.done", **place, "text": part["text"], **notes}
             yield {"type": "response.content_part.done", **place, "part": part}
-        yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
+        yield {"type": "response.output_item.done", "output_index": len(self._blocks) - 1, "item": item}
 
     def _place(self) -> Json:
         """Where the last item of the output is."""
-        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return {"item_id": self._blocks[-1]["id"], "output_index": len(self._blocks) - 1}
+
+    def _end(self, job: Job) -> Iterator[Json]:
+        done = self._done(job)
+        yield {"type": f"response.{done['status']}", "response": done}
+
+    def _error(self, error: ApiError) -> Json:
+        failed = {**self._response(None), "status": "failed"}
+        failed["error"] = {"code": error.code or "server_error", "message": error.message}
+        return {"type": "response.failed", "response": failed}
+
+    def _done(self, job: Job) -> Json:
+        response = self._response(job)
+        if self._body.store is not False:
+            answer: list[Json] = []
+            for item in self._blocks:
+                _append(answer, item)
+            earlier, size = self._earlier, self._size + len(job.text.encode(errors="replace"))
+            messages = [*(earlier.messages if earlier else ()), *self._body.messages, *answer]
+            size += earlier.size if earlier else 0
+            self._store.keep(self._client, self.id, StoredResponse(response, messages, size))
+        return response
 
     def _response(self, job: Job | None) -> Json:
         """The response; `job`: when it is done."""
         body, cut = self._body, job is not None and job.finish_reason == "length"
-        if job is not None and body.store is not False:
-            answer: list[Json] = []
-            for item in self._output:
-                _append(answer, item)
-            self._kept.keep(self._client, self.id, [*self._earlier, *body.messages, *answer])
         return {
             "id": self.id,
             "object": "response",
@@ -304,7 +257,7 @@ class ResponseRenderer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "model": self._model,
-            "output": self._output if job is not None else [],
+            "output": self._blocks if job is not None else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
@@ -325,7 +278,7 @@ def _usage(job: Job) -> Json:
     cached = counted.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return {
         "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": cached},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": counted["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counted["total_tokens"],

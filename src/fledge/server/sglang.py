@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from fledge.engine import TokenLogprob
-from fledge.server.job import Delta, Job
+from fledge.server.errors import ApiError
+from fledge.server.job import Job, deltas
 from fledge.server.protocol import CompletionRequest, Sampling
-from fledge.server.render import Json, json_number
+from fledge.server.render import Json, encode, json_number
+from fledge.server.stream import DONE, event
 from fledge.server.strict import Several, StrictBody, read
 from fledge.server.tokens import Tokens
 from fledge.server.values import Seed, TokenIds, Whole
@@ -101,14 +103,15 @@ class NativeRenderer:
         answers = [self._answer(index, job) for index, job in enumerate(jobs)]
         return answers if self._several else answers[0]
 
-    def chunk(self, index: int, job: Job, delta: Delta, *, first: bool) -> Json:
-        """The answer so far."""
-        del delta, first
-        return {**self._answer(index, job), "index": index}
+    async def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes]:
+        """The answer so far, again and again."""
+        async for index, _ in deltas(jobs):
+            yield event(encode({**self._answer(index, jobs[index]), "index": index}))
+        yield DONE
 
-    def usage_chunk(self, jobs: Sequence[Job]) -> Json:
-        """Never called: every event has its own counts."""
-        raise AssertionError("a request of this form has no stream_options")
+    def failed(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return event(encode(error.body())) + DONE
 
     def _answer(self, index: int, job: Job) -> Json:
         about: Json = {

@@ -31,11 +31,11 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         *,
         deadline: float,
-        timeout_event: bytes,
+        timeout_event: Callable[[], bytes],
         stall_timeout: float,
         close: Callable[[], None],
     ) -> None:
-        """At `deadline`, in the loop's time, `timeout_event` is sent and the stream ends; `close` is always called."""
+        """At `deadline`, in the loop's time, `timeout_event` ends the stream; `close` is always called."""
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
@@ -54,7 +54,7 @@ class EventStream(Response):
                     async for data in events:
                         await self._pass(send, data)
             except TimeoutError:
-                await self._pass(send, self._timeout_event)
+                await self._pass(send, self._timeout_event())
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._close()

@@ -18,10 +18,17 @@ _MOST_FIELDS = 256  # of one object
 # Fields that can't change an answer, from clients that send them to other servers as well.
 _HINTS = frozenset(
     (
+        "anthropic_beta",
+        "anthropic_version",
+        "betas",
+        "cache_control",
         "cache_prompt",
+        "client_metadata",
+        "context_management",
         "guided_decoding_backend",
         "id_slot",
         "include_obfuscation",
+        "inference_geo",
         "keep_alive",
         "metadata",
         "priority",
@@ -31,6 +38,7 @@ _HINTS = frozenset(
         "return_progress",
         "rid",
         "service_tier",
+        "speed",
         "store",
         "timings_per_token",
         "verbosity",
@@ -47,6 +55,7 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "images": (None, []),
     "length_penalty": (None, 1, 1.0),
     "logprob_start_len": (None, -1),
+    "mcp_servers": (None, []),
     "min_new_tokens": (None, 0),
     "modalities": (None, ["text"]),
     "n_beams": (None, 1),

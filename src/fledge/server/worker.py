@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -48,9 +49,10 @@ class EngineWorker:
         self.draining = False
         self._max_queue = max_queue
         self._ahead = max(2, engine.max_batch // 8)  # requests held in the engine beyond a full batch
-        self._lock = threading.Condition()  # guards the next three fields; the thread waits on it
+        self._lock = threading.Condition()  # guards the next four fields; the thread waits on it
         self._queue: FairQueue[Job] = FairQueue()
         self._cancelled: list[Job] = []
+        self._flushes: list[Future[bool]] = []
         self._closing = False
         self._live: set[Job] = set()  # submitted, and neither finished nor cancelled; event loop only
         self._active: dict[int, Job] = {}  # by the engine's id; engine thread only
@@ -120,6 +122,16 @@ class EngineWorker:
                 self._cancelled.append(job)
                 self._lock.notify()
 
+    async def flush(self) -> bool:
+        """Forget what the prefix cache holds; False, and no change, while answers are in progress."""
+        if self._live or self.draining:
+            return False
+        flushed: Future[bool] = Future()
+        with self._lock:
+            self._flushes.append(flushed)
+            self._lock.notify()
+        return await asyncio.wrap_future(flushed)
+
     async def drain(self, seconds: float) -> int:
         """Accept no more jobs, wait for the others, fail what is left after `seconds`; returns how many failed."""
         self.draining = True
@@ -160,15 +172,17 @@ class EngineWorker:
     def _run(self) -> None:
         while True:
             with self._lock:
-                while not (self._closing or self._cancelled or self._queue or self._active):
+                while not (self._closing or self._cancelled or self._queue or self._active or self._flushes):
                     self._lock.wait()
                 cancelled, self._cancelled = self._cancelled, []
+                flushes, self._flushes = self._flushes, []
                 room = self.engine.max_batch + self._ahead - len(self._active)
                 arrived = self._queue.take(max(room, 0))
-                if self._closing and not self._active and not cancelled:
+                if self._closing and not (self._active or cancelled or flushes):
                     return
             try:
                 self._drop(cancelled)
+                self._flush(flushes)
                 self._post([event for job in arrived if (event := self._enter(job)) is not None])
                 if self._active:
                     self._step()
@@ -191,6 +205,13 @@ class EngineWorker:
         job.entered = time.perf_counter()
         self._active[job.request_id] = job
         return None
+
+    def _flush(self, requests: Sequence[Future[bool]]) -> None:
+        if requests and not self._active:
+            self.engine.reset()
+        for request in requests:
+            if request.set_running_or_notify_cancel():  # unless its client has disconnected
+                request.set_result(not self._active)
 
     def _drop(self, jobs: Sequence[Job]) -> None:
         for job in jobs:

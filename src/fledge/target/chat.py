@@ -39,6 +39,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._end_token_ids = tuple(end_token_ids)
         self.options = dict(options or {})
+        self._takes: dict[type, bool] = {}  # whether the template takes arguments of calls of this type
         self.check_options(self.options)
 
     def prompt_ids(
@@ -200,18 +201,29 @@ class ChatTemplate:
         return _in_parts(messages) if self._wants_parts else messages
 
     def _with_objects(self, message: Message) -> Message:
-        """Arguments that aren't a JSON object are given as text, or within an object if the template refuses texts."""
-        calls = message.get("tool_calls")
-        if not calls or self._takes_text_arguments:
-            return message
-        return {**message, "tool_calls": [_with_object(call) for call in calls]}
+        """Arguments that aren't a JSON object are given as text, or within an object if the template refuses texts.
 
-    @cached_property
-    def _takes_text_arguments(self) -> bool:
-        try:
-            return _ANSWER in self._apply([{"role": "user", "content": "Hello"}, _call(_ANSWER)])
-        except Exception:  # as in render
-            return False
+        A template that takes nothing else, as DeepSeek's, is given all of them as text.
+        """
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        if not self._takes_arguments(_ANSWER):
+            return {**message, "tool_calls": [_with_object(call) for call in calls]}
+        if not self._takes_arguments({_ANSWER: 1}):
+            return {**message, "tool_calls": [_with_text(call) for call in calls]}
+        return message
+
+    def _takes_arguments(self, arguments: Any) -> bool:
+        kind = type(arguments)
+        if kind not in self._takes:
+            try:
+                self._takes[kind] = _ANSWER in self._apply(
+                    [{"role": "user", "content": "Hello"}, _call(arguments)]
+                )
+            except Exception:  # as in render
+                self._takes[kind] = False
+        return self._takes[kind]
 
     def _with_thinking(self, message: Message) -> Message:
         """`reasoning_content` under the name that gpt-oss's template gives it."""
@@ -287,3 +299,11 @@ def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(function["arguments"], str):
         return call
     return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
+
+
+def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    if isinstance(function["arguments"], str):
+        return call
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
