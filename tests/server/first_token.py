@@ -104,7 +104,9 @@ def main() -> int:
     print(machine_facts())
     print(f"{given.short} tokens, alone: {shown(times.alone)}")
     print(f"beside {given.count} prompts of {given.long:,} tokens: {shown(times.beside)}")
-    print(f"the long prompts: {min(times.long):.1f} to {max(times.long):.1f} s, a piece about {1e3 * piece:.0f} ms")
+    print(
+        f"the long prompts: {min(times.long):.1f} to {max(times.long):.1f} s, a piece about {1e3 * piece:.0f} ms"
+    )
     bound = 3 * alone + piece
     print(f"3 times alone and a piece: {1e3 * bound:.0f} ms: {'kept' if beside <= bound else 'NOT kept'}")
     return int(beside > bound)

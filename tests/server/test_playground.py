@@ -273,7 +273,13 @@ def test_suggestions_settings_copies_and_a_phone(browser: webdriver.Chrome, live
         wait.until(lambda _, button=button: button.text == "Copied")
         assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == text
 
-    deep = {"tokens": ["word"] * 16, "parents": list(range(-1, 15)), "probs": [1] * 16, "path": [0], "bonus": "a"}
+    deep = {
+        "tokens": ["word"] * 16,
+        "parents": list(range(-1, 15)),
+        "probs": [1] * 16,
+        "path": [0],
+        "bonus": "a",
+    }
     for width, mobile in ((1280, False), (390, True)):
         size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": mobile}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

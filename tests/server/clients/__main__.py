@@ -52,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 if everything works."""
     parser = argparse.ArgumentParser(prog="python -m tests.server.clients", description=__doc__)
     parser.add_argument("names", nargs="*", help="some clients, such as openai; by default all")
-    parser.add_argument("--environments", type=Path, default=Path("build/clients"), help="where they are kept")
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/serve.md")
+    parser.add_argument(
+        "--environments", type=Path, default=Path("build/clients"), help="where they are kept"
+    )
     given = parser.parse_args(arguments)
     clients = {client.name: client for client in all_clients()}
     if unknown := set(given.names) - set(clients):
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in given.names or clients:
             print(f"-- {name}", file=sys.stderr, flush=True)
             rows += try_client(clients[name], given.environments.resolve(), places)
-    print((markdown if given.markdown else table)(rows))
+    print(table(rows))
     return not all(row.works for row in rows)
 
 
@@ -83,7 +84,10 @@ def servers() -> Iterator[dict[str, str]]:
         serve = [sys.executable, "-m", "fledge", "serve", str(target), *names]
         drafting = [*serve, "--head", str(head), "--port", str(ports["CLIENT_URL"])]
         plain = [*serve, "--port", str(ports["CLIENT_PLAIN_URL"])]
-        with started(drafting, name="fledge serve") as one, started(plain, name="plain fledge serve") as other:
+        with (
+            started(drafting, name="fledge serve") as one,
+            started(plain, name="plain fledge serve") as other,
+        ):
             for server, (variable, port) in zip((one, other), ports.items(), strict=True):
                 places[variable] = http_url("127.0.0.1", port)
                 server.wait_until_ready(f"{places[variable]}/ready", _READY_S)
@@ -164,18 +168,6 @@ def table(rows: Sequence[Row]) -> str:
         "  ".join(text.ljust(width) for text, width in zip(line, (*widths, 0), strict=True)).rstrip()
         for line in cells
     ]
-    return "\n".join(lines)
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """For docs/serve.md: a line for each client."""
-    lines = ["| client | version | tried | works |", "|---|---|---|---|"]
-    for client, version in dict.fromkeys((row.client, row.version) for row in rows):
-        its = [row for row in rows if row.client == client]
-        notes = [f"{row.what}: {row.note}" for row in its if row.note or not row.works]
-        works = "yes" if all(row.works for row in its) else "not all"
-        tried = ", ".join(row.what for row in its)
-        lines.append(f"| {client} | {version} | {tried} | {'; '.join([works, *notes])} |")
     return "\n".join(lines)
 
 

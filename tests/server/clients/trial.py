@@ -24,6 +24,7 @@ MODEL = os.environ["CLIENT_MODEL"]
 TARGET = os.environ["CLIENT_TARGET"]  # a folder, for its tokenizer
 HERE = Path(__file__).parent
 _SHOWN = 400  # characters of an error
+_RUNNER = asyncio.Runner()  # one loop for all trials: some clients keep connections
 
 
 def tried(what: str) -> Callable[[Callable[[], Any]], None]:
@@ -31,7 +32,7 @@ def tried(what: str) -> Callable[[Callable[[], Any]], None]:
 
     def run(trial: Callable[[], Any]) -> None:
         try:
-            limit = asyncio.run(trial()) if inspect.iscoroutinefunction(trial) else trial()
+            limit = _RUNNER.run(trial()) if inspect.iscoroutinefunction(trial) else trial()
         except BaseException as error:
             traceback.print_exc()
             record(what, works=False, note=f"{type(error).__name__}: {error}"[:_SHOWN])

@@ -16,7 +16,7 @@ import { MODEL, URL, check, tried } from "./trial.mjs";
 
 const baseURL = `${URL}/v1`;
 const openai = createOpenAI({ baseURL, apiKey: "none" });
-const compatible = createOpenAICompatible({ name: "fledge", baseURL, supportsStructuredOutputs: true });
+const compatible = createOpenAICompatible({ name: "fledge", baseURL, includeUsage: true, supportsStructuredOutputs: true });
 const short = { temperature: 0, maxOutputTokens: 80 };
 const prompt = "Why is the sky blue?";
 const City = z.object({ name: z.string(), inhabitants: z.number() });

@@ -3,10 +3,12 @@
 # ///
 """LangChain's ChatOpenAI and OpenAI."""
 
+from typing import Annotated
+
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from trial import MODEL, tried
 
 chat = ChatOpenAI(model=MODEL, temperature=0, max_tokens=80)
@@ -20,7 +22,7 @@ class City(BaseModel):
 
 
 @tool
-def weather(city: str) -> str:
+def weather(city: Annotated[str, Field(max_length=20)]) -> str:
     """The weather of a city."""
     return f"21 degrees in {city}"
 

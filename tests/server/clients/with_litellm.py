@@ -65,9 +65,11 @@ def structured():
 
 @tried("text completion")
 def text():
-    assert litellm.text_completion(
-        model=f"text-completion-openai/{MODEL}", prompt="The sky is", max_tokens=10
-    ).choices[0].text
+    assert (
+        litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt="The sky is", max_tokens=10)
+        .choices[0]
+        .text
+    )
 
 
 @tried("responses")
