@@ -288,7 +288,10 @@ def test_suggestions_settings_copies_and_a_phone(browser: webdriver.Chrome, live
         for mode in ("race", "chat"):
             find(By.ID, f"tab-{mode}").click()
             assert run("return document.documentElement.scrollWidth") <= width, (mode, width)
-            shot(browser, f"{mode}-{width}")
+            assert find(By.ID, "model").size["width"] > 20  # the model's name has room
+            for theme in ("light", "dark"):
+                run("setTheme(arguments[0])", theme)
+                shot(browser, f"{mode}-{width}-{theme}")
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
     assert_nothing_left_the_machine([*requested, *requests(browser)], live)
