@@ -96,9 +96,7 @@ class Drafter:
     features = False  # whether it reads the target's features
     remembers: int | None = None  # positions of a request that it can catch up on, at most; None: all
     vocabulary: int | None = None  # tokens that it can propose, at most; None: all
-    recordable = (
-        False  # whether its rounds can be CUDA graphs: no value goes from or to the host while it proposes
-    )
+    recordable = False  # whether its rounds can be CUDA graphs: proposing exchanges no value with the host
 
     def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
         """Candidates for all running requests, no deeper than `plan.bound.reach`."""

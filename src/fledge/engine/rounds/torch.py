@@ -122,9 +122,8 @@ class TorchRounds:
         root, bound = self.batch.view().bonus[:, None], plan.bound
         if self.drafter is None or bound == PLAIN:
             zeros = torch.zeros_like(root)
-            return Drafted(
-                DraftTree(root.clone(), zeros - 1, zeros, zeros + 1, zeros.float()), PLAIN, [], None
-            )
+            tree = DraftTree(root.clone(), zeros - 1, zeros, zeros + 1, zeros.float())
+            return Drafted(tree, PLAIN, [], None)
         made = self.drafter.propose(self.batch, plan)
         shape = bound.cut(nodes=min(bound.nodes, made.token_ids.shape[1]))  # it may propose fewer
         return Drafted(made.select(shape.nodes, shape.reach), shape, made.levels, made.proposal)
