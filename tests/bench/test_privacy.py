@@ -48,6 +48,12 @@ def test_both_forms_are_read_alike_as_a_list_or_as_lines(tmp_path: Path) -> None
     assert [span.kind for span in first[0].spans] == ["EMAIL_ADDRESS", "PHONE_NUMBER", None]
 
 
+def test_a_line_separator_inside_a_text_ends_no_line(tmp_path: Path) -> None:
+    row = {"full_text": "one\u2028two\x85three", "spans": []}
+    (tmp_path / "d.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [record.text for record in read_corpus(str(tmp_path / "d.jsonl"))] == [row["full_text"]]
+
+
 def test_another_form_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('[{"tokens": ["a"], "tags": ["O"]}]')
     with pytest.raises(DataError, match="no labelled corpus"):

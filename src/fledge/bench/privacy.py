@@ -110,11 +110,11 @@ class FilterScores:
 def read_corpus(place: str) -> list[Labelled]:
     """The texts of a corpus file; raises DataError if it has neither of the two forms."""
     try:
-        text = read_bytes(place).decode("utf-8")
+        text = read_bytes(place).decode("utf-8-sig")
         rows = (
             json.loads(text)
             if text.lstrip().startswith("[")
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
+            else [json.loads(line) for line in text.split("\n") if line.strip()]  # not at U+2028
         )
         return [_labelled(row) for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -260,20 +260,22 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
     for number, line in enumerate(text.split("\n"), start=1):  # not at U+2028, which JSON allows
         if not line.strip():
             continue
-        if (other := _of_another_shape(line, f"{source}, line {number}")) is not None:
+        place = f"{source}, line {number}"
+        row = _json(line)
+        if (other := _of_another_shape(row, place)) is not None:
             prompts.append(Prompt.of(str(number), other.category or DEFAULT_CATEGORY, other))
             continue
         try:
             parsed = _Line.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
-            place = "".join(f"{part}: " for part in first["loc"])
+            field = "".join(f"{part}: " for part in first["loc"])
             raise DataError(
-                f"{source}, line {number}: {place}{first['msg']}; write each line like "
+                f"{place}: {field}{first['msg']}; write each line like "
                 '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
             ) from error
         question_id = number if parsed.question_id is None else parsed.question_id
-        found = user_turns(json.loads(line), "turns")
+        found = user_turns(row, "turns")
         context = Prompt("", "", ()) if isinstance(found, str) else Prompt.of("", "", found)
         prompts.append(
             replace(context, question_id=str(question_id), category=parsed.category, turns=parsed.turns)
@@ -281,12 +283,16 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
     return prompts
 
 
-def _of_another_shape(line: str, place: str) -> UserTurns | None:
-    """A line in a shape of sources; None for one with a list of texts as `turns`, and for what has no shape."""
+def _json(line: str) -> Any:
+    """A line's value; None, which is no row, if it isn't JSON."""
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError):
         return None
+
+
+def _of_another_shape(row: Any, place: str) -> UserTurns | None:
+    """A row in a shape of sources; None for one with a list of texts as `turns`, and for what has no shape."""
     shape = detect_shape([row]) if isinstance(row, dict) else None
     if shape is None or shape == "turns":
         return None

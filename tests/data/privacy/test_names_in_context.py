@@ -138,7 +138,6 @@ PEOPLE = {
         "«Wenche Halvorsen» <wenche.halvorsen@postbox.org>",
         "«Xiadani Tlapa» (xiadani.tlapa@correo.mx)",
         "reach me: «Qadir Obuya», qadir.obuya@postbox.org",
-        "(10:42) «nadine»: did you feed the cat?\n(10:43) «declan»: yes",
         "@«Fiona» can you check this?",
     ],
     "again": [

@@ -146,7 +146,7 @@ def test_a_fresh_scan_of_treated_texts_finds_nothing_and_no_value_survives(polic
 
 @pytest.mark.parametrize(
     ("make", "recall", "recall_of_names"),
-    [(make_corpus, 0.97, 0.55), (make_second_corpus, 0.95, 0.70), (make_third_corpus, 0.95, 0.70)],
+    [(make_corpus, 0.985, 0.62), (make_second_corpus, 0.995, 0.87), (make_third_corpus, 0.985, 0.77)],
 )
 def test_recall_and_precision_on_the_half_the_rules_were_not_written_on(
     privacy: PrivacyFilter, make: Callable[..., Iterator[Labelled]], recall: float, recall_of_names: float
@@ -154,9 +154,7 @@ def test_recall_and_precision_on_the_half_the_rules_were_not_written_on(
     scores = measure(make(400, "report", seed=3), privacy.scan)
     identifiers = total(scores, e.PATTERNED, ["en", "de", "fr", "es", "pt"])
     assert (identifiers.recall or 0) >= recall
-    assert (identifiers.precision or 0) >= 0.95
+    assert (identifiers.precision or 0) >= 0.98
     english = total(scores, e.NAMES, ["en"])
-    assert (
-        english.recall or 0
-    ) >= recall_of_names  # in the first corpus most names and towns have nothing beside them
-    assert (english.precision or 0) >= 0.90
+    assert (english.recall or 0) >= recall_of_names  # in the first corpus most names have nothing beside them
+    assert (english.precision or 0) >= 0.95

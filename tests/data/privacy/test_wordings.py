@@ -182,6 +182,8 @@ FOUND = {
         "steuerId = '«86095742719»'",
     ],
     "PASSPORT": [
+        "Unsere Reisepässe: meiner hat die Nummer C4F8KTR21, der von Jens «C5G9LTS32»",
+        "passaportes: o meu é FT839201, o da Rita «FU912034»",
         "Traveller 2: surname Moreau, doc type P, doc number «16FH38271»",
         "scan of my passport attached, it's the one with «A38271645» on the front page",
         "Bitte tragen Sie die Passnummer «C8K3M82T1» ins Formular ein",
@@ -205,8 +207,6 @@ FOUND = {
         "pasaporte: «AAF482910»",
         "número do passaporte «FT839201»",
         "We lost both passports. Hers has the number «X4839201».",
-        "Unsere Reisepässe: meiner hat die Nummer C4F8KTR21, der von Jens «C5G9LTS32»",
-        "passaportes: o meu é FT839201, o da Rita «FU912034»",
         '{"passportNo": "«K0293847»"}',
     ],
     "DRIVER_LICENSE": [

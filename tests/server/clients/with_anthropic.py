@@ -56,4 +56,5 @@ def tools():
 @tried("count of tokens")
 def count():
     counted = client.messages.count_tokens(model=MODEL, messages=ASKED["messages"])
-    assert counted.input_tokens == client.messages.create(**ASKED).usage.input_tokens
+    usage = client.messages.create(**ASKED).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens

@@ -8,9 +8,9 @@ clues         one cheap look at a text               recognizers   the rules, an
 ner, cloud    models and services besides the rules  countries     Presidio's recognisers of single countries
 forms         numbers recognised by their form       labels        numbers by the words before them (label_words)
 births        dates of birth                         contact       e-mail, telephones, links with keys
-secrets       keys; passwords, spoken_passwords
+secrets       keys                                   passwords     passwords and PINs
 handles       user names, profiles, coordinates      cjk           numbers after Chinese, Japanese, Korean words
-keyed         values by the name of their field; fields: names and places; columns: cells by the head of their column
+fields        values by the name of their field or of their column
 names         people (runs; the words around them: cues)
 places        towns                                  addresses     streets
 organizations firms, if requested, and those named after people

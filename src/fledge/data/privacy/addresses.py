@@ -15,91 +15,70 @@ from collections.abc import Iterator
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import UPPER, Clues
 from fledge.data.privacy.cues import NOT_NAMES
-from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.entities import WEAK, Finding
 from fledge.data.privacy.lexicon import lexicon
 from fledge.data.privacy.word_lists import read_patterns
 
 _P = read_patterns("streets")
 _CAP = rf"(?:[{UPPER}][^\W\d_]{{0,2}}\.|[{UPPER}][^\W\d_]*(?:['’.-][^\W\d_]+)*)"
-_NAME = rf"{_CAP}(?: {_CAP}){{0,3}}?"
-_NUMBER = r"\d{1,5}(?:[ -]?(?:[a-zA-Z]|bis|ter)(?!\w))?(?:[-/]\d{1,4}[a-z]?)?"
-_TOWN = (
-    rf"{_CAP}(?:[ -](?:(?:de la|de los|de|da|do|dos|del|la|le|sur|sous|an der|am|im|upon) )?{_CAP}){{0,3}}"
-)
-_CODE_EN = r"(?:\d{5}(?:-\d{4})?|[A-Z]{1,2}\d[\dA-Z]? ?\d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d|(?:(?:NSW|VIC|QLD|TAS|ACT),? |(?:SA|WA|NT),? )\d{4}|\d{6})"
-_CODE = r"(?:[A-Z]-)?(?:\d{5}(?:-\d{3,4})?|\d{8}|\d{4}-\d{3}|\d{4}(?= [A-ZÀ-Þ])|[A-Z]\d[A-Z] ?\d[A-Z]\d)"
-_FLAT_EN = r"(?:,? (?i:apt|apartment|suite|ste|unit|flat|room|floor|#)\.? ?#?\w{1,6})?"
-_TAIL_EN = rf"(?P<tail>(?:,?\s{{1,2}}{_TOWN})?(?:,? [A-Z]{{2,3}})?,? {_CODE_EN}(?!\w))?"
-_TAIL = rf"(?P<tail>(?:, {_TOWN})?(?:, [A-Z]{{2,5}}\.?)?,?\s{{1,2}}{_CODE}(?!\d)(?:,? (?!Mi |Tel|Tél|O |E ){_TOWN}(?<!\.)(?: ?/ ?[A-Z]{{2}})?)?)?"
 _OF = r"(?:(?:de la|de las|de los|de l['’]|de|du|des|del|do|da|dos|das|la|le|les|el|los|aux?|d['’]) ?){0,2}"
-_PART = rf"{_OF}{_CAP}(?:[ -](?:(?:de la|de los|de|del|du|des|do|da|dos|das|y|e|et) ){{0,2}}{_CAP}(?![º°])){{0,4}}(?<!\.)"
+_NAME = rf"{_CAP}(?: {_CAP}){{0,3}}"
+_PART = rf"(?:\d{{1,2}} )?{_OF}{_CAP}(?:[ -]{_OF}(?:(?:y|e|et) )?{_CAP}(?![º°])){{0,4}}(?<!\.)"
+_NUMBER = r"\d{1,5}(?:[ -]?(?:[a-zA-Z]|bis|ter)(?!\w))?(?:[-/]\d{1,4}[a-z]?)?"
+_FLAT = r"(?:,? (?i:apt|apartment|suite|ste|unit|flat|room|floor|#)\.? ?#?\w{1,6})?"
 _HOUSE = r"(?:,? (?:[nN](?:\.? ?[º°]|o|r)\.? ?|# ?|número )?\d{1,5}(?: ?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%])|,? [sS]/[nN](?!\w))"
-_DOOR = r"(?:,? (?i:piso |apto\.? ?|apartamento |puerta |bloque |andar |ap\. |edif\.? ?|depto\.? ?|int(?:erior)?\.? ?|sala )?\d{1,4}\.?[ºª°]? ?(?:[A-Z]|[iI]zq\.?|[dD]cha\.?|[dD]to\.?|[eE]sq\.?|[fF]te\.?)?(?!\w))"
+_DOOR = rf"(?:,? (?i:(?:{_P['door']})\.? ?)?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|[iI]zq\.?|[dD]cha\.?|[dD]to\.?|[eE]sq\.?)?(?!\w))"
+_ALONE, _PLACED, _CODED = 1, 2, 3  # what a pattern needs: nothing; a code, a town or a word of living; a code
 
-# Of each: the words, one of which a text in lower case must hold; the pattern; whether it is evidence enough without a
-# postal code. (Without a word it must have one.)
+# Of each: the words, one of which a text in lower case must hold; the pattern; what it needs.
 _PATTERNS = tuple(
-    (re.compile(rf"(?<![^\W_])(?:{needs})") if needs else None, re.compile(pattern), sure)
-    for needs, pattern, sure in (
-        (_P["english"], rf"(?<![\w.,$€£-])\d{{1,6}}(?:[A-Za-z]|[/-]\d{{1,4}})?,? (?:[NSEW]{{1,2}}\.? )?(?:{_NAME}|\d{{1,3}}(?:st|nd|rd|th)) (?i:{_P['english']})(?![\w'’])\.?(?: [NSEW]{{1,2}}(?!\w))?{_FLAT_EN}{_TAIL_EN}", True),
-        ("", rf"(?<![\w.,$€£-])\d{{1,6}}[A-Za-z]?,? {_CAP}(?: {_CAP}){{0,3}}\.?{_FLAT_EN}{_TAIL_EN[:-1]}", False),
-        ("apt|suite|unit|flat", rf"(?<![\w.,$€£-])(?:\d{{1,6}} )?{_CAP}(?: {_CAP}){{0,3}}(?: \d{{1,4}})?,?\s(?P<tail>(?:Apt|Suite|Unit|Flat)\.? \d{{1,4}}\w?)(?!\w)", False),
-        ("unit|flat|apartment|suite|studio|shop|level", rf"(?<!\w)(?:Unit|Flat|Apartment|Suite|Studio|Shop|Level) \d{{1,4}}\w?(?:,? |/)(?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,4}}\.?{_TAIL_EN}", False),
-        ("h|house|plot|door|flat|shop", rf"(?<!\w)(?:H\.? ?No|House No|Plot No|Door No|Flat No|Shop No)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_CAP}(?: {_CAP}){{0,3}}{_TAIL_EN}", True),
-        ("p|psc|unit|usn\w*|usc\w*|postfach|boîte|apartado|apdo|caixa|casilla", rf"(?<!\w)(?:P\.? ?O\.? Box|(?i:{_P['boxes']})|(?:PSC|Unit) \d{{3,5}},? Box)(?: n\.? ?[º°]| Nr\.| no\.)? \d{{1,6}}(?: \d{{2,3}}){{0,2}}(?!\d){_TAIL}", True),
-        ("psc|unit|usn\w*|usc\w*", r"(?<!\w)(?:PSC \d{3,5}, Box \d{3,5}|Unit \d{3,5} Box \d{3,5}|USNS? \w+|USC?G?[SC] \w+),?\s(?:[AFD]PO) A[AEP] \d{5}", True),
-        ("", rf"(?<!\w)(?P<street>(?:{_CAP}[ -]){{0,2}}?[{UPPER}]?[^\W\d_]*(?:{_P['german']})) {_NUMBER}(?!\w|[.,]\d){_TAIL}", True),
-        (_P["before german"], rf"(?<!\w)(?i:{_P['before german']}) (?:{_CAP} ?){{1,2}}(?<= )\d{{1,3}}(?: ?[a-h])?(?![\w%€°]|[.,:]\d| [{UPPER}]| uhr){_TAIL}", False),
-        (_P["french"], rf"(?<![\w.,])(?:{_NUMBER},? (?i:{_P['french']}) ?{_PART}{_HOUSE}?|(?i:{_P['french']}) ?{_PART}{_HOUSE}){_TAIL}", True),
-        (f"{_P['french']}|{_P['weak french']}", rf"(?<![\w.,])(?:{_NUMBER},? )?(?i:{_P['french']}|{_P['weak french']}) ?{_PART}{_HOUSE}?{_TAIL}", False),
-        ("address|lives|adresse|anschrift|dirección|endereço|domicil\w+", rf"(?<!\w)(?i:address|lives at|adresse|anschrift|dirección|endereço|domicil\w+)(?: is| ist| est| es| é)?[:,]?\s+(?P<value>(?:\d{{1,6}} )?(?=[{UPPER}]\w*[a-zß-ÿ]){_CAP}(?: {_CAP}){{0,3}} \d{{1,4}})(?!\w|[-.,/]\d)", True),
-        (_P["iberian"], rf"(?<!\w)(?i:{_P['iberian']}) ?(?:\d{{1,2}} de )?{_PART}{_HOUSE}{_DOOR}{{0,2}}{_TAIL}", True),
-        (f"{_P['iberian']}|{_P['weak iberian']}", rf"(?<!\w)(?i:{_P['iberian']}|{_P['weak iberian']}) ?(?:\d{{1,2}} de )?{_PART}{_HOUSE}?{_DOOR}{{0,2}}{_TAIL}", False),
-        ("calle|carrera|cl|cra?|kr|avenida|av|transversal|diagonal", rf"(?<!\w)(?i:calle|carrera|cl|cra?|kr|avenida|av|transversal|tv|diagonal|dg)\.? \d{{1,3}}\w?(?: (?i:bis|sur|norte|este|oeste))? (?:#|[nN]o?\.?[°º]?\.?) ?\d{{1,3}}\w? ?[-–] ?\d{{1,3}}(?: (?i:sur|norte|este|oeste))?(?!\w){_TAIL}", True),
+    (re.compile(rf"(?<![^\W_])(?:{words})" if words else ""), re.compile(rf"(?<![\w.,$€£-]){pattern}"), needs)
+    for words, pattern, needs in (
+        (_P["english"], rf"\d{{1,6}}(?:[A-Za-z]|[/-]\d{{1,4}})?,? (?:[NSEW]{{1,2}}\.? )?(?:{_NAME}?|\d{{1,3}}(?:st|nd|rd|th)) (?i:{_P['english']})(?![\w'’])\.?(?: [NSEW]{{1,2}}(?!\w))?{_FLAT}", _ALONE),
+        ("", rf"\d{{1,6}}[A-Za-z]?,? {_NAME}\.?{_FLAT}", _CODED),
+        (_P["unit"], rf"(?:\d{{1,6}} )?{_NAME}(?: \d{{1,4}})?,?\s(?:Apt|Suite|Unit|Flat)\.? \d{{1,4}}\w?(?!\w)", _CODED),
+        (_P["unit"], rf"(?:Unit|Flat|Apartment|Suite|Shop|Level) \d{{1,4}}\w?(?:,? |/)(?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,4}}\.?", _CODED),
+        ("h|house|plot|door|flat", rf"(?:H\.? ?No|(?:House|Plot|Door|Flat) No)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_NAME}", _ALONE),
+        (f"p|{_P['boxes']}", rf"(?:P\.? ?O\.? Box|(?i:{_P['boxes']}))(?: n\.? ?[º°]| Nr\.| no\.)? \d{{1,6}}(?: \d{{2,3}}){{0,2}}(?!\d)", _ALONE),
+        ("psc|unit|usn\\w*", r"(?:(?:PSC|Unit) \d{3,5},? Box \d{3,5}|USNS? \w+),?\s(?:[AFD]PO) A[AEP] \d{5}", _ALONE),
+        ("", rf"(?P<street>(?:{_CAP}[ -]){{0,2}}?(?=[{UPPER}])[^\W\d_]*(?:{_P['german']})) {_NUMBER}(?!\w|[.,]\d)", _ALONE),
+        (_P["before german"], rf"(?i:{_P['before german']}) (?:(?!\w+(?:{_P['german']}) ){_CAP} ?){{1,2}}(?<= )\d{{1,3}}(?: ?[a-h])?(?![\w%€°]|[.,:]\d| [{UPPER}]| uhr)", _PLACED),
+        (_P["romance"], rf"(?:{_NUMBER},? )?(?i:{_P['romance']})(?!\w) ?{_PART}{_HOUSE}?{_DOOR}{{0,2}}", _ALONE),
+        (_P["weak romance"], rf"(?:{_NUMBER},? )?(?i:{_P['weak romance']})(?!\w) ?{_PART}{_HOUSE}?{_DOOR}{{0,2}}", _PLACED),
+        (_P["grid"], rf"(?i:{_P['grid']})\.? \d{{1,3}}\w?(?: (?i:bis|sur|norte|este|oeste))? (?:#|[nN]o?\.?[°º]?\.?) ?\d{{1,3}}\w? ?[-–] ?\d{{1,3}}(?: (?i:sur|norte|este|oeste))?(?!\w)", _ALONE),
     )
 )  # fmt: skip
-# In lower case, with the number on its side and nothing counted after it: "i live at 14 maple road", "hauptstraße 3".
-_LOWER = (
-    r"(?<![\w.,])\d{1,5}[a-z]? [a-z]{3,14}(?: [a-z]{3,14})? (?:street|road|avenue|ave|lane|drive|court|crescent|close|boulevard)(?![\w'’])(?:,? (?:apt|flat|unit)\.? ?\w{1,4}(?!\w))?",
-    r"(?<!\w)[a-zäöüß]{3,20}(?:straße|strasse|str\.|weg|gasse|allee|platz) \d{1,3}(?: ?[a-h])?(?![\w]|[.,:]\d)",
-    r"(?<!\w)(?:calle|avenida|plaza|paseo|rua|travessa|praça) (?:(?:de la|del|de|da|do) )?[a-zà-ÿ]{3,15}(?: [a-zà-ÿ]{2,15}){0,2},? (?:número |n\.? ?º ?)?\d{1,4}(?!\w)",
-    r"(?<![\w.,])\d{1,3}(?: bis| ter)?,? (?:rue|chemin|allée|impasse|avenue|boulevard) (?:(?:de la|du|des|de|d['’]|de l['’]) ?)?[a-zà-ÿ]{3,15}(?!\w)",
-)
-_LOWERS = tuple(map(re.compile, _LOWER))
 _SENT = re.compile(
     rf"(?<![^\W_])(?:{_P['before']})(?: [\w'’-]+){{0,4}}[ :,.]{{0,3}}\n? ?(?:n[oa]s? |[aà] |en )?$"
 )
-# What may follow: ", Town", ", TX 75001", and in lines of their own.
+_TOWN = rf"{_CAP}(?:[ -](?:(?:{_P['of towns']}) )?{_CAP}){{0,3}}"
+_CODE = r"(?:[A-Z]{1,2}-)?\d{5}(?:-\d{3,4})?|(?:[A-Z]{1,2}-)?\d{4}(?:-\d{3}|(?= [A-ZÀ-Þ]))|\d{8}|[A-Z]{1,2}\d[\dA-Z]? ?\d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d"
+# What may follow: ", Town", ", TX 75001", " 80331 München", and in lines of their own.
 _MORE = re.compile(
-    rf"(?:,\s?|[ ,]*\n\s*|(?<=[A-Z]) )(?P<part>{_TOWN}|[A-Z]{{2}}|\d{{4,6}}(?:-\d{{3,4}})?)(?!\w|[.,]\d)"
+    rf"(?P<comma>,\s{{0,2}}|[ ,]*\n\s*)? ?(?:(?P<code>{_CODE})|(?P<town>[A-Z]{{2,3}}(?![^\W\d_])|{_TOWN}))(?!\w|[.,]\d)"
+)
+
+
+_CODED_TOWN = re.compile(
+    rf",?\s{{0,2}}(?:{_TOWN})?(?:(?:,? [A-Z]{{2,3}})?,? (?:{_CODE})|,? [A-Z]{{2,3}},? \d{{4}})(?![\w.])"
 )
 
 
 def find_street_addresses(clues: Clues) -> Iterator[Finding]:
     """Street addresses: all of them have a number."""
-    if not clues.digits:
+    if not (clues.digits and clues.capitals):
         return
-    for pattern in _LOWERS:
-        for match in pattern.finditer(clues.text):
-            if _sent_to(clues, match.start()):
-                yield Finding(match.start(), match.end(), e.STREET_ADDRESS, 0.7)
-    if not clues.capitals:
-        return
-    for needs, pattern, sure in _PATTERNS:
-        for match in pattern.finditer(clues.text) if needs is None or needs.search(clues.lower) else ():
-            value, groups = match[0].lower(), match.groupdict()
-            if not any(map(str.isdigit, value)):
+    for words, pattern, needs in _PATTERNS:
+        for match in pattern.finditer(clues.text) if words.search(clues.lower) else ():
+            if not any(map(str.isdigit, match[0])):
                 continue
-            word = (groups.get("street") or "").rpartition(" ")[2].lower()  # Parkplatz 3, Ring 2
-            known = (
-                (sure and word not in lexicon().common)
-                or groups.get("tail")
-                or _sent_to(clues, match.start())
-            )
-            if known or NOT_NAMES.isdisjoint(value.split()):  # Am Montag 12
-                start, end = match.span("value" if "value" in groups else 0)
-                score = (0.91 if sure else 0.9) if known else e.WEAK
-                yield Finding(start, _town_after(clues, end), e.STREET_ADDRESS, score)
+            end, coded = _rest(clues, match.end())
+            street = (match.groupdict().get("street") or "").rpartition(" ")[2].lower()  # Parkplatz 3, Ring 2
+            placed = end > match.end() or _sent_to(clues, match.start())
+            if coded or (needs == _ALONE and street not in lexicon().common) or (needs != _CODED and placed):
+                yield Finding(match.start(), end, e.STREET_ADDRESS, 0.91 if needs == _ALONE else 0.9)
+            elif needs != _CODED and NOT_NAMES.isdisjoint(match[0].lower().split()):  # Am Montag 12
+                yield Finding(match.start(), end, e.STREET_ADDRESS, WEAK)
 
 
 def _sent_to(clues: Clues, start: int) -> bool:
@@ -107,20 +86,28 @@ def _sent_to(clues: Clues, start: int) -> bool:
     return _SENT.search(clues.lower, max(0, start - 60), start) is not None
 
 
-def _town_after(clues: Clues, end: int) -> int:
-    """The end of the town, state, country and code that follow a street, or the end of the street."""
-    lists = lexicon()
+def _rest(clues: Clues, end: int) -> tuple[int, bool]:
+    """Where the town, state, country and code that follow a street end, and whether there is a code."""
+    near = _CODED_TOWN.match(clues.text, end)
+    coded = after_code = near is not None
+    end = near.end() if near else end
     while more := _MORE.match(clues.text, end):
-        part, stop = more["part"], more.end()
-        while part and not (
-            part[0].isdigit()
-            or part in lists.state_codes
-            or part.lower() in lists.regions
-            or lists.is_city(part.lower())
-        ):
-            part = part.rpartition(" ")[0]
-            stop = more.start("part") + len(part)
-        if not part:
+        if more["code"]:
+            coded = after_code = True
+            end = more.end()
+            continue
+        place = _place(more["town"], after_code)
+        if not place or not (more["comma"] or after_code or len(place) == 2):
             break
-        end = stop
-    return end
+        end, after_code = more.start("town") + len(place), False
+    return end, coded
+
+
+def _place(words: str, after_code: bool) -> str:
+    """The town, state or country that the words begin with: any unusual word after a postal code."""
+    lists, first = lexicon(), words.split(" ")[0]
+    while words and words not in lists.state_codes:
+        if words.lower() in lists.regions or lists.is_city(words.lower()):
+            return words
+        words = words.rpartition(" ")[0]
+    return words or (first if after_code and first.lower() not in lists.common else "")

@@ -1,18 +1,17 @@
-"""Google Cloud DLP as an additional Presidio recogniser. Off unless the recipe names a project.
+"""Google Cloud DLP beside the rules. Off unless the recipe names a project.
 
 The service counts positions in Unicode code points (`codepointRange`), as Python does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
-
-from presidio_analyzer import EntityRecognizer, RecognizerResult
-from presidio_analyzer.nlp_engine import NlpArtifacts
 
 from fledge.base.errors import DataError
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.options import CloudDlp
 
 # inspect(request) -> response, both in the REST format of projects.locations.content.inspect.
@@ -42,66 +41,44 @@ INFO_TYPES = {
 _SCORES = {"POSSIBLE": 0.5, "LIKELY": 0.75, "VERY_LIKELY": 0.95}
 
 
-class CloudDlpRecognizer(EntityRecognizer):
-    """Sends each text to the service; a failure stops the stage rather than letting a text through unscanned."""
+def cloud_rule(
+    options: CloudDlp, wanted: Collection[str], inspect: Inspect | None = None
+) -> Callable[[Clues], Iterator[Finding]]:
+    """Sends each text to the service; a failure stops the stage rather than letting a text through unscanned.
 
-    def __init__(self, options: CloudDlp, wanted: Sequence[str], inspect: Inspect) -> None:
-        self._options = options
-        self._inspect = inspect
-        self._types = [name for name, entity in INFO_TYPES.items() if entity in wanted]
-        super().__init__(
-            supported_entities=sorted({INFO_TYPES[name] for name in self._types}), name="cloud dlp"
-        )
+    `inspect` replaces the client, for tests.
+    """
+    ask = inspect or _client()
+    request = {
+        "parent": f"projects/{options.project}/locations/{options.location}",
+        "inspect_config": {
+            "info_types": [{"name": name} for name, entity in INFO_TYPES.items() if entity in wanted],
+            "min_likelihood": options.min_likelihood,
+            "include_quote": False,
+        },
+    }
 
-    def load(self) -> None:
-        """Nothing to load."""
-
-    def analyze(
-        self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
-    ) -> list[RecognizerResult]:
-        """The service's findings in Presidio's form."""
+    def find(clues: Clues) -> Iterator[Finding]:
         try:
-            response = self._inspect(self._request(text))
-            results = [_result(finding) for finding in response.get("result", {}).get("findings", ())]
-        except DataError:
-            raise
-        except (
-            Exception
-        ) as error:  # the message may quote the request, so only the kind of error is passed on
+            response = ask({**request, "item": {"value": clues.original}})
+            found = [_finding(result) for result in response.get("result", {}).get("findings", ())]
+        except Exception as error:  # its message may quote the request, so only the kind is passed on
             raise DataError(
                 f"Google Cloud DLP failed ({type(error).__name__}); check privacy.cloud_dlp, credentials and quota, "
                 "then run the same command again, or leave privacy.cloud_dlp out"
             ) from None
-        return [result for result in results if result is not None]
+        yield from (finding for finding in found if finding is not None)
 
-    def _request(self, text: str) -> dict[str, Any]:
-        return {
-            "parent": f"projects/{self._options.project}/locations/{self._options.location}",
-            "inspect_config": {
-                "info_types": [{"name": name} for name in self._types],
-                "min_likelihood": self._options.min_likelihood,
-                "include_quote": False,
-            },
-            "item": {"value": text},
-        }
+    return find
 
 
-def _result(finding: Mapping[str, Any]) -> RecognizerResult | None:
-    entity = INFO_TYPES.get(finding["infoType"]["name"])
+def _finding(result: Mapping[str, Any]) -> Finding | None:
+    entity = INFO_TYPES.get(result["infoType"]["name"])
     if entity is None:
         return None
-    span = finding["location"]["codepointRange"]
+    span = result["location"]["codepointRange"]
     start, end = int(span.get("start", 0)), int(span["end"])  # a start of 0 is left out of the response
-    return RecognizerResult(entity, start, end, _SCORES.get(finding["likelihood"], 0.5))
-
-
-def cloud_recognizers(
-    options: CloudDlp | None, wanted: Sequence[str], inspect: Inspect | None = None
-) -> list[EntityRecognizer]:
-    """The recogniser, if the options name a project. `inspect` replaces the client, for tests."""
-    if options is None:
-        return []
-    return [CloudDlpRecognizer(options, wanted, inspect or _client())]
+    return Finding(start, end, entity, _SCORES.get(result["likelihood"], 0.5))
 
 
 def _client() -> Inspect:

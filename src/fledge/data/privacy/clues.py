@@ -15,7 +15,6 @@ UPPER = "A-ZÀ-ÖØ-ÞĀ-Ž"  # capital letters, for a character class
 _CAPITAL = re.compile(f"[{UPPER}]")
 _WORD = re.compile(r"[a-zà-öø-ÿ]+")
 _TOKEN = re.compile(r"[^\W_]+")
-_LOWER_WORD = re.compile(r"\b[a-zà-öø-ÿ]{3,20}(?:-[a-zà-öø-ÿ]{2,20})?")
 # Frequent words of one language that are rare in the other four.
 _FUNCTION_WORDS = {
     "en": "the and is of to that with for this are was it my you have what how please can i'm from your would",
@@ -54,16 +53,6 @@ class Clues:
     def words(self) -> frozenset[str]:
         """The words in lower case: letters and digits, separated by anything else and by underscores."""
         return frozenset(_TOKEN.findall(self.lower))
-
-    @cached_property
-    def longest(self) -> int:
-        """The length of the longest piece without blanks: keys and wallets need a long one."""
-        return max(map(len, self.text.split()), default=0)
-
-    @cached_property
-    def lower_words(self) -> frozenset[str]:
-        """The words that begin with a lower-case letter."""
-        return frozenset(_LOWER_WORD.findall(self.text))
 
     @cached_property
     def digits(self) -> int:

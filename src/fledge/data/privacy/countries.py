@@ -15,6 +15,7 @@ from typing import Any
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.word_lists import read_words
 
 _RECOGNIZERS = {
     e.NATIONAL_ID: "SgFin InAadhaar InVoter ItFiscalCode ItIdentityCard PlPesel FiPersonalIdentityCode KrRrn KrFrn SePersonnummer ThTnin"
@@ -33,27 +34,7 @@ _ALSO = {  # words that Presidio lacks
     "UkVehicleRegistration": ["plate", "plates"],
 }
 _BEFORE, _AFTER = 50, 20  # characters around a number in which its word is searched for
-_VAGUE = frozenset(
-    [
-        "id",
-        "number",
-        "card",
-        "code",
-        "no",
-        "nr",
-        "num",
-        "identity",
-        "tax",
-        "national",
-        "personal",
-        "document",
-        "person",
-        "citizen",
-        "vehicle",
-        "licence",
-        "license",
-    ]
-)
+_VAGUE = read_words("vague_words")
 _WORD = re.compile(r"[^\W_]+")
 
 

@@ -27,7 +27,7 @@ PLACES = tuple(stem.capitalize() + ending for stem in _STEMS for ending in _PLAC
 _ALL = frozenset(word.lower() for word in (*FAMILY, *PLACES, *GIVEN))
 _SMALL = frozenset((
     "street", "road", "lane", "avenue", "group", "gmbh", "straße", "rue", "calle", "rua", "de", "the", "of",
-    "and", "und", "et", "y", "e", "s", "apt",
+    "and", "und", "et", "y", "e", "s", "apt", "saint", "sainte",
 ))  # fmt: skip
 _WORD = re.compile(r"[^\W\d_]+")
 

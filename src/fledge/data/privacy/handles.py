@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
+from fledge.data.privacy.word_lists import read_words
 
 _SITES = r"insta(?:gram)?|twitter|telegram|snap(?:chat)?|discord|github|tik ?tok|skype|steam|reddit|twitch|mastodon|bluesky|signal|psn|gamertag"
 _NAMED = (
@@ -20,7 +21,7 @@ _NAMED = (
 _LABELLED = re.compile(
     rf"(?<![a-z0-9_])(?:{_NAMED}|{_SITES})[\"']?\]?(?:\s?[:=]|\s(?:is|ist|est|es|é|handle|name)|(?=\s@))\s?[\"']?(?P<value>@?[a-z][a-z0-9._-]{{2,29}}(?:#\d{{4}})?)(?![\w@(\[/]|\.\w)"
 )
-_HANDLE = re.compile(r"(?<![\w@./])@(?=[a-z._]*[\d_])[a-z][\w.]{2,29}(?![\w@(/])")
+_HANDLE = re.compile(r"(?<![\w@./])(?:@(?=[a-z._]*[\d_])[a-z][\w.]{2,29}|[a-z][\w.]{2,29}#\d{4})(?![\w@(/])")
 _SOCIAL = re.compile(
     rf"(?<![^\W_])(?:{_SITES}|handle|follow|dm|suivez|folg\w*|sígueme|segue|profile?|account|konto|compte|cuenta|conta)(?![^\W_])"
 )
@@ -29,41 +30,7 @@ _PROFILE = re.compile(
     r"|reddit\.com/u(?:ser)?/|xing\.com/profile/|github\.com/(?=[\w-]+/?(?![\w/.-])))(?P<user>[\w.%-]{3,60})/?(?![\w/])",
     re.IGNORECASE,
 )
-_NOBODY = frozenset(
-    [
-        "groups",
-        "pages",
-        "events",
-        "hashtag",
-        "search",
-        "watch",
-        "explore",
-        "home",
-        "login",
-        "signup",
-        "share",
-        "sharer",
-        "intent",
-        "marketplace",
-        "about",
-        "privacy",
-        "admin",
-        "root",
-        "user",
-        "users",
-        "username",
-        "test",
-        "guest",
-        "postgres",
-        "ubuntu",
-        "none",
-        "null",
-        "true",
-        "false",
-        "string",
-        "required",
-    ]
-)
+_NOBODY = read_words("no_handles")
 _NUMBER = r"[-+−]?\d{1,3}\.\d{3,}"
 _PAIR = re.compile(rf"(?<![\w.])(?P<lat>{_NUMBER})°? ?[NS]?[,;/ ]\s?(?P<lon>{_NUMBER})°? ?[EWO]?(?![\w.]\d)")
 _KEYED = re.compile(
@@ -88,7 +55,7 @@ def find_handles(clues: Clues) -> Iterator[Finding]:
             and not re.fullmatch(r"[a-z_]+_(?:id|name|user|field|input)|v?[\d.]+", value)
         ):
             yield Finding(*match.span("value"), e.USERNAME, 0.7)
-    if "@" in clues.text and _SOCIAL.search(clues.lower):
+    if ("@" in clues.text or "#" in clues.text) and _SOCIAL.search(clues.lower):
         for match in _HANDLE.finditer(clues.lower):
             yield Finding(match.start(), match.end(), e.USERNAME, 0.65)
     if ".com/" in clues.lower or "t.me/" in clues.lower:
@@ -105,7 +72,7 @@ def find_coordinates(clues: Clues) -> Iterator[Finding]:
         for match in pattern.finditer(clues.text):
             yield Finding(match.start(), match.end(), e.LOCATION, 0.8)
     for match in _PAIR.finditer(clues.text):
-        near = "°" in match[0] or _MAPPED.search(clues.lower, max(0, match.start() - 40), match.start())
+        near = "°" in match[0] or _MAPPED.search(clues.lower, max(0, match.start() - 40), match.end() + 20)
         lat, lon = (float(match[name].replace("−", "-")) for name in ("lat", "lon"))
         if near and abs(lat) <= 90 and abs(lon) <= 180:
             yield Finding(match.start(), match.end(), e.LOCATION, 0.8)

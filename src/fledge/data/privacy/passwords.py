@@ -1,6 +1,11 @@
-"""Passwords: after a word such as "password", "mot de passe", "Kennwort", on command lines, in connection strings.
+"""Passwords and PINs: what follows a word such as "password", and what looks like one in a sentence that has such a word.
 
-the wifi at the cabin is Futebol.KxeK      log in with user anna and Xy12-3      DB_PASS=Xy12-3      PIN 4711
+DB_PASS=Xy12-3     the wifi at the cabin is Futebol.KxeK     curl -u anna:Xy12-3     PIN 4711
+I always use Xy12-3qT for that password        das WLAN, also Sommer-Tisch-402, läuft        le mdp ? Azerty2024!
+
+After "password is" nearly any word with a digit or a mark is one. Elsewhere in the sentence it must mix capitals, small
+letters and digits as no word does, or hold a digit and a mark; names in code, versions, files and order numbers don't
+count.
 """
 
 from __future__ import annotations
@@ -11,129 +16,153 @@ from collections.abc import Iterator
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.word_lists import read_sections
+from fledge.data.privacy.labels import belongs_to_other
+from fledge.data.privacy.word_lists import read_patterns, read_sections
 
-_LABEL = (
-    r"pass[ _-]?(?:word|wort|phrase|code|key)|passwd|pass|pwd|psw|pswd|pw|kennwort|losung(?:swort)?|codewort|zugangscode|mot de passe|mdp|code (?:d['’]acc[eè]s|secret|(?:du |de la )?wi-?fi)|contrase(?:ñ|n)a"
-    r"|clave|passe?|senha|palavra[- ]passe|palavra[- ]chave|palabra clave|login|log-?in|credentials|creds|zugangsdaten|identifiants|credenciales|credenciais|acceso|acesso"
-    r"|w-?lan(?:[- ]?(?:key|schl(?:ü|ue)ssel))?|wi-?fi|hotspot|pin(?:[ -]?(?:code|number))?"
-)
-_WEAK = re.compile(  # words that name a place to log in as often as the password
-    r"log-?in|credentials|creds|zugangsdaten|identifiants|credenciales|credenciais|acceso|acesso|w-?lan|wi-?fi|hotspot|passe?|clave|passkey"
-)
-_OF = r"(?:(?:for|für|fuer|pour|para|des?|du|do|da|del|der|von|vom|of|at|in|im|auf|on|to|zum?|zur|am|beim|bei|en|dans|chez|aux?|no|na|here|there|hier)\b[^.:=\n>]{0,40}?)?"
-_KIND = (  # "senha provisória:", "Passwort (das alte) lautet"
-    r"(?:\s(?:provis\w+|tempor\w+|nuev\w+|nov\w+|actuel\w*|actual|atual|antig\w+|ancien\w*|inicial|initial|maestr\w+|mestre|por defecto|par défaut|padr[aã]o|principal\w*|root|admin)"
-    r"|\s\([^()\n]{1,30}\))?"
-)
-_STILL = (
-    r"(?:\s*\b(?:still|now|just|currently|simply|probably|übrigens|noch|immer|jetzt|weiterhin|einfach|nach wie vor|toujours|maintenant|désormais|encore|todavía|sigue siendo|ahora|"
-    r"aún|ainda|agora|sempre|mesmo|bien|changed to|set to|geändert auf|btw|actually|again|vorher|zuletzt|früher|avant|antes|before|previously|formerly|originally|always|immer noch)\b){0,2}"
-)
+_LISTS, _P = read_sections("password_words"), read_patterns("password_words")
+_SURE = _LISTS["passwords"]
+_SPEAKS, _HINTS = _SURE | _LISTS["ambiguous"], _LISTS["hints"]
+_NEAR, _NEARER = 70, 40  # characters between the password and a word that means one, or that hints at one
+_WORD = re.compile(r"[^\W_]+")
+_ANY = "|".join(sorted(_SPEAKS | _HINTS, key=len, reverse=True))
 _LINK = (
-    r"(?:[:=]{1,2}|=>|->|→|\bis\b:?|'s\b|\bwas\b:?|\bare\b:?|\bist\b:?|\blautet\b:?|\bwar\b:?|\bheißt\b|\best\b\s?:?|\bétait\b|\bes\b:?|\bé\b:?|\bera\b:?|\bto\b|\bsigue siendo\b|\bcontinua(?: a ser| sendo)?\b|\breste\b|\bbleibt\b"
-    r"|\bc['’]est\b|\b(?:geändert|gesetzt|zurückgesetzt|changed|set|reset|updated|changée?|modifiée?|réinitialisée?|cambiad[ao]|cambió|restablecid[ao]|mudad[ao]|mudou|alterad[ao]|redefinid[ao])\s(?:to|auf|en|à|a|para|por)\b)"
+    r"[:=]{1,2}|=>|->|→|['’]s\b|\s(?=[\"'`«])"
+    r"|\b(?:is|was|are|to|ist|lautet|war|bleibt|auf|est|était|c['’]est|es|era|é|a|à|sigue|reste|continua)\b:?"
 )
-_PASSWORD = re.compile(
-    rf"(?<![^\W_])(?P<label>(?:\w+_)?(?:{_LABEL}))(?:_\w+)?[\"']?\]?{_KIND}\s*(?P<link>(?:{_OF}{_LINK}{_STILL}:?)|\s(?=[\"'`«]))"
-    rf"\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<“”][^\s\"'`«»“”]{{3,63}})",
+_TIGHT = re.compile(  # "senha provisória:", "password for the wifi is": up to six words before the link
+    rf"(?<![^\W_])(?P<label>{_ANY})(?=(?:_\w+)?(?![^\W_])[\"']?\]?(?:\s[^\s:=\"'`.!?]{{1,15}}){{0,6}}?"
+    rf"\s*(?P<link>{_LINK})(?:\s(?:{_P['still']})\b){{0,2}}:?\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<“”][^\s\"'`«»“”]{{3,63}}))",
     re.IGNORECASE,
 )
-# "temporary password Xy12-345 expires", "the default password (Xy12-345)", "I use Xy12-345 as my password"
-_NAMED = (
-    r"pass(?:word|wort|code|phrase)|passwd|kennwort|mot de passe|mdp|contrase(?:ñ|n)a|senha|palavra-passe"
+_VALUE = r"(?P<value>[^\s\"'`«»<(|/][^\s\"'`«»|]{4,63})"
+_BESIDE = (  # "default password (Xy12-345)", "user anna, Xy12-3", "ann@acme.org / Xy12-3", "I use Xy12-345 as my password"
+    re.compile(rf"(?<![^\W_])(?:{'|'.join(_SURE)}|mot de passe|palavra-passe)\s\(?{_VALUE}", re.IGNORECASE),
+    re.compile(
+        rf"(?<![^\W_])(?:{_P['user']})\s?[:=]?\s?[\w.@+-]{{2,40}}(?:\s?[,;/|]\s?|\s(?:{_P['and']})\s){_VALUE}",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"@[\w.-]+\.\w{{2,24}} ?[/|] ?{_VALUE}"),
+    re.compile(
+        rf"(?<!\S){_VALUE}[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_ANY})(?!\w)", re.IGNORECASE
+    ),
 )
-_BARE = re.compile(
-    rf"(?<![^\W_])(?:(?:{_NAMED})\s\(?(?P<value>[^\s\"'`«»<(][^\s\"'`«»]{{6,63}})"
-    rf"|(?P<before>(?<!\S)[^\s\"'`«»<(][^\s\"'`«»]{{5,63}})[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_NAMED})(?!\w))",
-    re.IGNORECASE,
-)
-_NAMED_SIGN = re.compile(_NAMED)
 _TECHNICAL = re.compile(
-    r"(?:sha|md|base|utf|aes|rsa|pbkdf|argon|bcrypt|oauth|http|ipv|x5|win|v|ldap|php|mysql|sql|py|log|wpa|step|level|field|test|user)\W?\d\w*|\d+\w{1,3}|\d+[- ]\w+|\w+\d\.\w+|[\d.,:/-]+",
+    r"(?:sha|md|base|utf|aes|rsa|oauth|http|ipv|win|v|php|mysql|sql|py|wpa)\W?\d\w*|\d+\W?\w+|\w+\d\.\w+",
     re.IGNORECASE,
 )
-# Cheap: without one of these there is no password.
-_TRIGGER = re.compile(
-    r"pas[sw]|pwd|psw|pw|kennw|losung|codewort|zugang|mdp|code|contrase|clave|senha|palavra|palabra|log|cred|identif|acc?es|lan|fi|hotspot|pin|key|curl|wget|user|benutz|utili|usu[aá]ri",
-)
-_BESIDE_EMAIL = re.compile(
-    r"@[\w.-]+\.\w{2,24} ?[/|] ?(?P<value>[^\s/|@<>]{6,64})(?!\S)"
-)  # ann@acme.org / Xy12-3
-# "log in as anna with Xy12-3", "user anna, pass Xy12-3", "user: anna / Xy12-3", "Benutzer anna und Xy12-3"
-_BESIDE_USER = re.compile(
-    r"(?<![^\W_])(?:user(?:name)?|login|creds|credentials|zugang(?:sdaten)?|identifiants|acceso|acesso|log in as|sign in as|benutzer(?:name)?|utilisateur|identifiant|usuario|utilizador|usuário)\s?[:=]?\s?[\"'`]?(?P<user>[\w.@+-]{2,40})[\"'`]?"
-    r"(?:\s?[,;/|]\s?|\s(?:and|with|und|mit|et|avec|y|con|e|com)\s)(?:the |das |le |la |el |a |o )?(?:pass(?:word|wort|wd)?|pwd|pw|kennwort|mdp|mot de passe|contraseña|clave|senha|palavra-passe)?\s?[:=]?\s?[\"'`]?"
-    r"(?P<value>[^\s\"'`<>]{5,64})",
-    re.IGNORECASE,
-)
-# curl -u admin:Xy12, sshpass -p Xy12, mysql -pXy12, --password Xy12; PIN 4711
 _ON_COMMAND_LINE = re.compile(
-    r"(?<![\w-])(?:(?:curl|wget|https?|ldapsearch)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])"
-    r"[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
+    r"(?<![\w-])(?:(?:curl|wget|https?)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:"
+    r"|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
 )
 _PIN = re.compile(
-    r"(?<![^\W_])(?:pin(?:[ -]?(?:code|number))?(?: (?:do|da|de la|del|for the|zum|für den?) \w{4,12})?|(?:schlüssel)?tresor-?code|code de la boîte à clés|code (?:du portail|de l['’]alarme))(?: (?:is|ist|est|es|é))?:? ?#? ?(?P<value>\d{4,8})(?![\w.,:/-]*\d)(?! (?:to|as|on)(?: the)? (?:high|low|gnd|input|output|esp|arduino|gpio|raspberry))",
+    r"(?<![^\W_])(?:pin|(?:tresor|tür)-?code|code(?= d))(?:[ -]?(?:code|number|nummer))?(?:[ '’](?!to\b|as\b|on\b)[^\W\d_]{1,12}){0,5}?"
+    r":? ?#?(?P<value>\d{4,8})(?![\w.,:/-]*\d| (?:to|as|on)\b)",
     re.IGNORECASE,
 )
-# "= input(", "= os.environ[", ": str", "= {{ secret }}"
-_CODE = re.compile(
-    r"[A-Za-z_][\w.]*[(\[][\w., =]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b|(?:https?|file)://|%[({s]",
+_CODE = re.compile(  # "= input(", "= os.environ[", ": str", "= {{ secret }}"
+    r"[A-Za-z_][\w.]*[(\[][\w., =]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b"
+    r"|(?:https?|file)://|//|%[({s]",
     re.IGNORECASE,
 )
-# "config.password", "req.body.newPassword": words with a capital only at the beginning
-_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
-_CODE_WORD = re.compile(
-    r"_*(?:[A-Z]?[a-z]+\d?|[A-Z]{2,})(?:_*(?:[A-Z][a-z]+\d?|(?<=_)[A-Za-z\d]+|(?:ID|URL|DB|API|JWT|SSH|AWS|IP)(?![a-z])))*_*"
-)
+_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")  # "config.password"
 _OBJECTS = read_sections("field_keys")["objects"]
-_SHORT_WORDS = frozenset(("id", "ip", "db", "ui", "io", "of", "is", "to", "by", "my", "in", "on", "pw", "me"))
 _NOT_ONE = frozenset(("password", "passwort", "contraseña", "string", "kennwort", "username", "undefined"))
+_UNITS = re.compile(r"[\d.,:]+[A-Za-z]{0,4}(?:/s)?|\d+x\d+|802\.\w+|[vV]\d[\w.]*")
+
+_TOKEN = re.compile(r"(?<![^\s\"'`«“„(\[:=])[^\s\"'`«»<>“”„()\[\]{}=/\\,;|]{6,64}(?![^\s\"'`»”“.,;:!?)\]|])")
+_END = re.compile(r"[.!?]\s+[A-ZÀ-Þ¿¡]|\n\s*\n|\n[-*•]")
+_LOOKS = (
+    re.compile(r"(?=.*[^\W\d_])(?=.*\d).*[!#$%&*+?^~@].*"),  # Sommer2024!, hallo_42#
+    re.compile(
+        r"[^\W\d_]{3,}(?:-[^\W\d_]{3,})+-\d{2,4}|(?=.*[A-Z].*\d)[^\W\d_]{3,}-\d{2,4}[^\W\d_]*"
+    ),  # rot-tisch-402
+    re.compile(r"(?=.*[a-zß-ÿ])(?=.*[A-ZÀ-Þ])(?=.*\d)[\w.-]{8,}"),  # bLUMEN_12, xY7qPw2
+    re.compile(r"[^\W\d_]{4,}\.(?=\w*[a-zß-ÿ][A-Z]|\w*[A-Z]{2})\w{4,8}"),  # tisch.KxeK
+)
+_LOOKS_LIKE_CODE = (
+    re.compile(r"[A-ZÀ-Þ]?[a-zß-ÿ]+\d+|[A-Z]?[a-z]+[\d.]+[A-Z]*"),  # Windows11, Ubuntu22.04LTS
+    re.compile(r"(?:[A-Z]?[a-z]+\d{0,3}|[A-Z]{2,5}\d{0,3})(?:[._-]?(?:[A-Z][a-z]+\d{0,3}|[A-Z]{2,4}))+\d{0,3}"),  # sha256Sum
+    re.compile(r"(?=(?:\D*\d){1,2}\D*$)(?=.*(?:[A-Z][a-z]{3,}|[a-z]{4,}))[A-Za-z\d]+"),  # OAuth2Token
+    re.compile(r"[A-Z]{2,5}-\d[\w-]*|[A-Z]\+\w+|(?:\w+\.){2,}\w+|\d+-[a-z]+"),  # UX-1182b, U+FE6A, a.module.v2, 16-character
+    re.compile(r"[0-9a-f-]+|[0-9A-F-]+|[\d.,]+\W?\w{0,3}|\S+@[\w-]+\.\w.*"),  # hexadecimal, sums, e-mail
+    re.compile(r".*\.(?:py|js|ts|json|ya?ml|txt|md|csv|html?|php|java|go|rs|pdf|docx?|xlsx?|png|jpe?g|zip|log|env|ini|conf|sh|exe)"),
+    re.compile(r"%\w+%|\$\w+|&\w+|\*+\S*|#\S*|--?\w.*|\w+\+\+?"),  # variables, marks of Markdown, options, C++
+)  # fmt: skip
 
 
 def find_passwords(clues: Clues) -> Iterator[Finding]:
     """Passwords and PINs."""
-    text = clues.text
-    if "@" in text:
-        for match in _BESIDE_EMAIL.finditer(text):
-            value = match["value"].rstrip(".,;:!?)]}")
-            if _odd(value):
-                yield _finding(match, value, 0.8)
-    if _TRIGGER.search(clues.lower) is None:
+    words = clues.words
+    if words.isdisjoint(_SPEAKS) and words.isdisjoint(_HINTS) and "@" not in clues.text:
         return
     for regex in (_ON_COMMAND_LINE, _PIN):
-        for match in regex.finditer(text):
+        for match in regex.finditer(clues.text):
             if not _CODE.match(match["value"]):
                 yield Finding(*match.span("value"), e.PASSWORD, 0.85)
-    for match in _BESIDE_USER.finditer(text):
-        value = trimmed(match["value"])
-        if _odd(value) and "@" not in value[1:-1] and is_password(value, False, False):
-            yield _finding(match, value, 0.8)
-    for match in _PASSWORD.finditer(text):
-        value, link = trimmed(match["value"]), match["link"]
-        symbol = any(mark in link for mark in (":", "=", "->", "→"))
-        weak = _WEAK.fullmatch(match["label"].lower()) is not None
-        if (weak and not _odd(value)) or (match["label"].lower() == "pin" and value.isdigit()):
-            continue  # numbers after "PIN" are found above
-        if is_password(value, bool(match["quote"]), symbol):
+    for match in _TIGHT.finditer(clues.text):
+        value, label = trimmed(match["value"]), match["label"].lower()
+        symbol = match["link"].strip(" \"'`«") in (":", "::", "=", "==", "=>", "->", "→")
+        if (
+            label != "pin"
+            and (label in _SURE or _odd(value))
+            and is_password(value, bool(match["quote"]), symbol)
+        ):
             yield _finding(match, value, 0.85)
-    if _NAMED_SIGN.search(clues.lower):
-        for match in _BARE.finditer(text):
-            group = "value" if match["value"] else "before"
-            value = trimmed(match[group])
-            mixed = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
-            if (
-                len(value) >= 6
-                and mixed
-                and not _TECHNICAL.fullmatch(value)
-                and is_password(value, False, True)
-            ):
-                start = match.start(group)
-                yield Finding(start, start + len(value), e.PASSWORD, 0.75)
+    for match in (match for regex in _BESIDE for match in regex.finditer(clues.text)):
+        value = trimmed(match["value"])
+        mixed = any(map(str.isdigit, value)) and not _TECHNICAL.fullmatch(value) and "@" not in value[1:-1]
+        if mixed and _odd(value) and is_password(value, False, True):
+            yield _finding(match, value, 0.75)
+    yield from _in_sentences(clues)
+
+
+def _in_sentences(clues: Clues) -> Iterator[Finding]:
+    """Passwords without a fixed connection to the word that names them."""
+    tokens = [match for match in _TOKEN.finditer(clues.text) if _looks_like_one(_bare(match[0]))]
+    for word in _WORD.finditer(clues.lower) if tokens else ():
+        reach = _NEAR if word[0] in _SPEAKS else _NEARER if word[0] in _HINTS else 0
+        token = _nearest(clues, word.span(), tokens, reach) if reach else None
+        if token is not None:
+            yield Finding(token.start(), token.start() + len(_bare(token[0])), e.PASSWORD, 0.6)
+
+
+def _nearest(
+    clues: Clues, word: tuple[int, int], tokens: list[re.Match[str]], reach: int
+) -> re.Match[str] | None:
+    """The nearest of the tokens around a word in the same sentence that isn't another kind of number."""
+    near = []
+    for token in tokens:
+        start, end = (word[1], token.start()) if token.start() >= word[1] else (token.end(), word[0])
+        if 0 <= end - start <= reach and not _END.search(clues.text, start - (start > word[1]), end + 1):
+            near.append((end - start, token.start(), token))
+    for _, _, token in sorted(near, key=lambda one: one[:2]):
+        if not belongs_to_other(clues, token.start(), token.end()):
+            return token
+    return None
+
+
+def _looks_like_one(token: str) -> bool:
+    if (
+        len(token) < 6
+        or _is_code_like(token)
+        or ("." in token and token[0].isalpha() and is_code(token, True))
+    ):
+        return False
+    return any(form.fullmatch(token) for form in _LOOKS)
+
+
+def _is_code_like(token: str) -> bool:
+    return any(form.fullmatch(token) for form in _LOOKS_LIKE_CODE)
 
 
 def _finding(match: re.Match[str], value: str, score: float) -> Finding:
     return Finding(match.start("value"), match.start("value") + len(value), e.PASSWORD, score)
+
+
+def _bare(token: str) -> str:
+    """Without the sentence's punctuation; a mark after a digit may belong to the password."""
+    bare = re.sub(r"(?<=\d[!?])[!?]+$", "", token.rstrip(".,;:"))
+    return bare if bare[-2:-1].isdigit() else bare.rstrip(".,;:!?")
 
 
 def trimmed(value: str) -> str:
@@ -146,17 +175,11 @@ def trimmed(value: str) -> str:
 
 def _odd(value: str) -> bool:
     """Letters and digits mixed, or capitals in unusual places."""
-    letters = any(c.isalpha() for c in value)
+    if not any(map(str.isalpha, value)) or _UNITS.fullmatch(value):
+        return False
+    capitals = re.search(r"[a-zß-ÿ][A-Z]|[A-Z][a-z]+\.\w{4}|\.\w*[A-Z]{2}", value)
     return (
-        letters
-        and (
-            any(c.isdigit() for c in value)
-            or re.search(r"[a-zß-ÿ][A-Z]|[A-Z][a-z]+\.\w{4}|\.\w*[A-Z]{2}", value) is not None
-            or any(c in "*#$%&^+=~_!@" for c in value[:-1])
-        )
-        and not re.fullmatch(
-            r"\d+(?:[.,]\d+)?[A-Za-z]{1,4}(?:/s)?|[\d.,:]+\w{0,3}|\d+x\d+|802\.\w+|[vV]\d[\w.]*", value
-        )
+        any(map(str.isdigit, value)) or capitals is not None or any(c in "*#$%&^+=~_!@" for c in value[:-1])
     )
 
 
@@ -178,12 +201,8 @@ def is_password(value: str, quoted: bool, symbol: bool) -> bool:
 
 
 def is_code(value: str, symbol: bool) -> bool:
-    """Whether dotted words are an attribute or a host: "config.password", but not "Futebol.KxeK"."""
-    parts = value.split(".")
+    """Whether dotted words are an attribute or a host: "config.password", "example.com", but not "Futebol.KxeK"."""
+    first, last = value.split(".")[0].lower(), value.split(".")[-1]
     if not symbol:  # after "is" there is little code
-        return parts[0].lower() in _OBJECTS or (value.islower() and len(parts[-1]) < 4)
-    humps = [hump for part in parts for hump in re.findall(r"[A-Z]*[a-z]+|[A-Z]+", part)]
-    return parts[0].lower() in _OBJECTS or (
-        all(_CODE_WORD.fullmatch(part) for part in parts)
-        and all(len(hump) > 2 or hump.lower() in _SHORT_WORDS for hump in humps)
-    )
+        return first in _OBJECTS or (value.islower() and len(last) < 4)
+    return first in _OBJECTS or re.search(r"[a-z][A-Z]\w?$|[A-Z]{2}[a-z]|[a-z]{2}[A-Z]{2}", value) is None

@@ -7,30 +7,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.addresses import find_street_addresses
 from fledge.data.privacy.births import find_births
 from fledge.data.privacy.cjk import find_after_wide_labels
 from fledge.data.privacy.clues import Clues
-from fledge.data.privacy.columns import find_in_columns
 from fledge.data.privacy.contact import find_contacts
 from fledge.data.privacy.countries import find_by_country
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.fields import find_in_fields
+from fledge.data.privacy.fields import find_in_columns, find_in_fields
 from fledge.data.privacy.forms import find_forms
 from fledge.data.privacy.handles import find_coordinates, find_handles
-from fledge.data.privacy.keyed import find_keyed
 from fledge.data.privacy.labels import find_labelled
 from fledge.data.privacy.names import find_people
 from fledge.data.privacy.options import CustomPattern, DenyList, PrivacyOptions
 from fledge.data.privacy.organizations import find_organizations
 from fledge.data.privacy.places import find_places
 from fledge.data.privacy.secrets import find_secrets
-
-if TYPE_CHECKING:
-    from presidio_analyzer import EntityRecognizer
 
 Find = Callable[[Clues], Iterable[Finding]]
 
@@ -44,7 +38,6 @@ _RULES: tuple[tuple[Find, tuple[str, ...]], ...] = (
     (find_after_wide_labels, (*e.IDENTIFIERS, e.PASSWORD)),
     (find_by_country, e.IDENTIFIERS),
     (find_births, (e.DATE_OF_BIRTH,)),
-    (find_keyed, (*e.IDENTIFIERS, e.PASSWORD)),
     (find_contacts, (e.EMAIL_ADDRESS, e.PHONE_NUMBER, e.URL_CREDENTIALS)),
     (find_handles, (e.USERNAME,)),
     (find_coordinates, (e.LOCATION,)),
@@ -52,26 +45,26 @@ _RULES: tuple[tuple[Find, tuple[str, ...]], ...] = (
     (find_street_addresses, (e.STREET_ADDRESS,)),
     (find_places, (e.LOCATION,)),
     (find_people, (e.PERSON,)),
-    (find_in_fields, (e.PERSON, *_PLACES)),
+    (find_in_fields, (e.PERSON, *_PLACES, *e.IDENTIFIERS, e.PASSWORD)),
     (find_in_columns, (e.PERSON, *_PLACES, *e.IDENTIFIERS, e.PASSWORD)),
     (find_organizations, (e.ORGANIZATION,)),
 )
 
 
-def make_rules(options: PrivacyOptions, models: Iterable[EntityRecognizer]) -> list[Find]:
-    """What has to look at every text: the rules the options need, and the recipe's own."""
+def make_rules(options: PrivacyOptions) -> list[Find]:
+    """What has to look at every text: the rules the options need, the recipe's own, models and services."""
     rules = [find for find, kinds in _RULES if options.wanted.intersection(kinds)]
     rules += map(_pattern_rule, options.patterns)
     rules += map(_deny_rule, options.deny)
-    return rules + list(map(_model_rule, models))
+    if options.ner:  # their packages are imported only if there are any
+        from fledge.data.privacy.ner import ner_rule
 
+        rules += map(ner_rule, options.ner)
+    if options.cloud_dlp:
+        from fledge.data.privacy.cloud import cloud_rule
 
-def _model_rule(recognizer: EntityRecognizer) -> Find:
-    def find(clues: Clues) -> Iterator[Finding]:
-        for r in recognizer.analyze(clues.original, recognizer.supported_entities, None):
-            yield Finding(r.start, r.end, r.entity_type, float(r.score))
-
-    return find
+        rules.append(cloud_rule(options.cloud_dlp, options.wanted))
+    return rules
 
 
 def _pattern_rule(pattern: CustomPattern) -> Find:

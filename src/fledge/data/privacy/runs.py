@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fledge.data.privacy.clues import UPPER
-from fledge.data.privacy.lexicon import lexicon
 
 _REST = r"[^\W\d_]*(?:['’.-](?=[^\W\d_]{2})[^\W\d_]+)*"
 _TOKEN = re.compile(
@@ -38,21 +37,9 @@ def runs_of_capitals(text: str) -> Iterator[list[Token]]:
         if word.endswith(("'s", "’s", "'S")):
             word, end = word[:-2], end - 2
         token = Token(match.start(), end, word.lower(), match["initial"] is not None)
-        if run and (
-            _JOIN.fullmatch(text, run[-1].end, token.start) is None or _shouted(text, run[-1], token)
-        ):
+        if run and _JOIN.fullmatch(text, run[-1].end, token.start) is None:
             yield run
             run = []
         run.append(token)
     if run:
         yield run
-
-
-def _shouted(text: str, before: Token, token: Token) -> bool:
-    """Karteninhaber ANNA SCHMIDT: a name all in capitals begins after another word; Jean DUPONT is one name."""
-    return (
-        token.end - token.start > 2
-        and text[token.start : token.end].isupper()
-        and not text[before.start : before.end].isupper()
-        and not lexicon().is_any_name(before.word)
-    )
