@@ -44,9 +44,7 @@ class RoundPlan:
 
     bound: TreeShape
     match_rates: MatchRates = field(default_factory=MatchRates)  # what proposals of prompt lookup are worth
-    terms: Terms | None = (
-        None  # to decide by the tree's own probabilities; None: it is always grown to `bound`
-    )
+    terms: Terms | None = None  # to decide by the tree's own probabilities; None: it grows to `bound`
     hopes: bool = False  # by costs lower than those believed in, which only a first try does
 
     @property
