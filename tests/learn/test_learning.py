@@ -132,6 +132,7 @@ def test_a_killed_server_leaves_no_process_behind_not_even_a_stopped_one(tmp_pat
         "import os, signal, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], process_group=0)\n"
         "child.send_signal(signal.SIGSTOP)\n"
+        "os.waitpid(child.pid, os.WUNTRACED)\n"  # until it has stopped
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
