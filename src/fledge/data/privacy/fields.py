@@ -134,7 +134,7 @@ def _size(clues: Clues, kind: Kind, key: str, sign: re.Match[str]) -> int:
     if kind.entity == e.PASSWORD:
         secret = _ANY_PASSWORD.match(text, start)
         bare = trimmed(secret[0]) if secret else ""
-        named_pin = key.lower() == "pin" and not quote  # handled by the passwords
+        named_pin = key.lower().endswith("pin") and not quote  # handled by the passwords
         return len(bare) if is_password(bare, bool(quote), True) and not named_pin else 0
     if quote:
         value = _QUOTED[quote[-1]].match(text, start)
