@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import platform
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,5 +119,6 @@ class TestHook:
         hook.initialize("editable", data)
         monkeypatch.delenv("CXX")
         monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setitem(sys.modules, "ziglang", None)
         hook.initialize("standard", data)
         assert data == {"force_include": {}}
