@@ -45,7 +45,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     """Of a process of its own, since torch itself is changed there."""
     compiler = find_compiler()
     if not compiler or "ziglang" in compiler or unfit_machine():
-        pytest.skip("kernels: the stand-in for a GPU needs a compiler that links with PyTorch, g++ or clang++")
+        pytest.skip(
+            "kernels: the stand-in for a GPU needs a compiler that links with PyTorch, g++ or clang++"
+        )
     pytest.importorskip(
         "triton", reason="the stand-in for a GPU counts Triton's launches, and it isn't installed"
     )
