@@ -20,6 +20,7 @@ from fledge.bench.options import refused_by_name
 from fledge.bench.ratio import Ratio, Ratios
 from fledge.bench.ratios import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.bench.statistics import Interval
+from fledge.engine.rounds import graphs
 from fledge.heads import Head
 from fledge.target import Target
 from tests.engine.op_recorder import OpRecorder, PaddedAttention, act_like_a_gpu
@@ -74,6 +75,7 @@ def test_graphs_are_compared_on_gpus_only(
         wanted_parts(["graphs"], gpu=False)
     assert wanted_parts([], gpu=True) == [*wanted_parts([], gpu=False), "overlap", "graphs", "attention"]
     act_like_a_gpu(monkeypatch)
+    monkeypatch.setattr(graphs, "_MOST", 8)
     lines = list(Bench(target, head, replace(TINY, repeats=1)).graphs())
     assert [line.what for line in lines] == [
         f"throughput, {level} at once, {name}: CUDA graphs on over off"

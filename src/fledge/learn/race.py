@@ -48,6 +48,7 @@ class Probe:
     plain: float  # tokens per second
     learnt: float
     same: bool  # the two answers are equal
+    version: int | None = None  # of the head that drafted
 
     @property
     def speed_up(self) -> float:
@@ -86,7 +87,7 @@ def race(
     port = free_port()
     command = [sys.executable, "-m", "fledge", "serve", target, "--port", str(port), "--learn"]
     command += ["--learn-folder", folder, *options.serve]
-    with started(command, name="the server that learns", quiet=False) as server:
+    with started(command, name="the server that learns") as server:
         url = f"http://127.0.0.1:{port}"
         server.wait_until_ready(f"{url}/health", _READY_S)
         return run(url, target, prompts, options, tell)
@@ -107,11 +108,13 @@ def run(
                 plain, learnt = (_ask(url, group[0], options, speculate=on) for on in (False, True))
                 if min(plain.tokens, learnt.tokens) >= _SHORTEST:
                     at = time.monotonic() - begun
-                    probe = Probe(at, plain.pace, learnt.pace, plain.text == learnt.text)
+                    version = _get(f"{url}/v1/learn")["version"]
+                    probe = Probe(at, plain.pace, learnt.pace, plain.text == learnt.text, version)
                     found.probes.append(probe)
                     tell(
                         f"{probe.seconds:6.0f} s  {probe.plain:6.1f} -> {probe.learnt:6.1f} tokens/s  "
-                        f"{probe.speed_up:.2f}x" + ("" if probe.same else "  ANOTHER ANSWER")
+                        f"{probe.speed_up:.2f}x  version {version}"
+                        + ("" if probe.same else "  ANOTHER ANSWER")
                     )
             for answer in pool.map(lambda prompt: _tried(url, prompt, options), group):
                 found.requests += 1
