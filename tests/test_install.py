@@ -144,3 +144,16 @@ def test_an_environment_without_pip_is_made_again(
     program(tmp_path / ".venv" / "bin" / "python", "exit 1")  # as a Debian without python3-venv leaves it
     installer.make_environment(None)
     assert Path("calls").read_text() == "-m venv --clear .venv\n"
+
+
+def test_without_a_compiler_one_comes_as_a_package(
+    installer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    installer.main()
+    assert Path("calls").read_text().splitlines()[-1].endswith("install --quiet --quiet ziglang>=0.14,<1")
+    Path("calls").unlink()
+    program(tmp_path / "bin" / "g++", "exit 0")
+    installer.main()
+    assert "ziglang" not in Path("calls").read_text()

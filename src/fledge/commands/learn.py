@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -71,7 +71,9 @@ def race(
     max_tokens: Annotated[int, typer.Option(help="of an answer")] = 256,
     lookup: Annotated[bool, typer.Option("--lookup", help="with prompt lookup beside the head")] = False,
     learn_busy: Annotated[bool, typer.Option("--learn-busy", help="as in `fledge serve`")] = False,
-    learn_priority: Annotated[str, typer.Option(help="as in `fledge serve`")] = "lowest",
+    learn_priority: Annotated[
+        Literal["lowest", "normal"], typer.Option(help="as in `fledge serve`")
+    ] = "lowest",
     output: Annotated[Path | None, typer.Option(help="a JSON file for the curve and the versions")] = None,
     learn_folder: Annotated[
         Path | None, typer.Option(help="where the heads go; by default they are thrown away")

@@ -105,10 +105,8 @@ class Probe:
         A general one has to be clearly better than all specific ones.
         """
         screened = self._score(trial, self._screened).hits
-        promising: dict[bool, list[tuple[Hypothesis, float]]] = {
-            False: [],
-            True: [],
-        }  # general or not, in list order
+        # General or not, in the order of the list.
+        promising: dict[bool, list[tuple[Hypothesis, float]]] = {False: [], True: []}
         for one in candidates:
             share = self._score(one.undo(trial), self._screened).hits
             if _better(share, screened, least):

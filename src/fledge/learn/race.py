@@ -9,22 +9,21 @@ The time to 1.2x is that of the first probe from which the median of three, it a
 
 from __future__ import annotations
 
-import json
+import asyncio
 import random
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 from fledge.base.child import free_port, started
+from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
 from fledge.bench.workloads import Prompt
 
 _MARKS = (1.2, 1.5, 2.0)
-_READY_S = 600.0
+_READY_S = _ANSWER_S = 600.0
 _SHORTEST = 32  # tokens of an answer whose pace is measured
 
 
@@ -90,51 +89,55 @@ def race(
     with started(command, name="the server that learns") as server:
         url = f"http://127.0.0.1:{port}"
         server.wait_until_ready(f"{url}/health", _READY_S)
-        return run(url, target, prompts, options, tell)
+        return asyncio.run(run(url, target, prompts, options, tell))
 
 
-def run(
+async def run(
     url: str, target: str, prompts: Sequence[Prompt], options: RaceOptions, tell: Callable[[str], None]
 ) -> Race:
     """The race against a server that is there."""
     rng, found, begun = random.Random(options.seed), Race(target), time.monotonic()
     since_probe = options.probe_every
-    with ThreadPoolExecutor(4) as pool:
+    async with open_session() as session:
+        call = Call(
+            url, await model_name(session, url), options.max_tokens, temperature=0.0, ignore_eos=False,
+            token_counts=True, api_key=None, timeout_s=_ANSWER_S,
+        )  # fmt: skip
+
+        async def ask(prompt: Prompt, *, speculate: bool = True) -> RequestRecord:
+            record = RequestRecord(prompt.question_id, 0, time.perf_counter())
+            return await send(
+                session, call, prompt.messages, record, {**prompt.extras, "speculate": speculate}
+            )
+
+        async def state() -> dict[str, Any]:
+            async with session.get(f"{url}/v1/learn") as response:
+                seen: dict[str, Any] = await response.json()
+                return seen
+
         for group in _groups(prompts, rng):
             if time.monotonic() - begun > 60 * options.minutes:
                 break
             if since_probe >= options.probe_every:
                 since_probe = 0
-                plain, learnt = (_ask(url, group[0], options, speculate=on) for on in (False, True))
-                if min(plain.tokens, learnt.tokens) >= _SHORTEST:
-                    at = time.monotonic() - begun
-                    version = _get(f"{url}/v1/learn")["version"]
-                    probe = Probe(at, plain.pace, learnt.pace, plain.text == learnt.text, version)
+                plain, learnt = [await ask(group[0], speculate=on) for on in (False, True)]
+                if plain.tpot and learnt.tpot and min(plain.output_tokens, learnt.output_tokens) >= _SHORTEST:
+                    at, version = time.monotonic() - begun, (await state())["version"]
+                    probe = Probe(at, 1 / plain.tpot, 1 / learnt.tpot, plain.text == learnt.text, version)
                     found.probes.append(probe)
                     tell(
                         f"{probe.seconds:6.0f} s  {probe.plain:6.1f} -> {probe.learnt:6.1f} tokens/s  "
                         f"{probe.speed_up:.2f}x  version {version}"
                         + ("" if probe.same else "  ANOTHER ANSWER")
                     )
-            for answer in pool.map(lambda prompt: _tried(url, prompt, options), group):
+            for record in await asyncio.gather(*map(ask, group)):
                 found.requests += 1
-                found.failed += answer is None
-                found.tokens += answer.tokens if answer else 0
+                found.failed += not record.ok
+                found.tokens += record.output_tokens if record.ok else 0
             since_probe += len(group)
-            time.sleep(rng.uniform(0, options.pause_s))
-    found.learning = _get(f"{url}/v1/learn")
+            await asyncio.sleep(rng.uniform(0, options.pause_s))
+        found.learning = await state()
     return found
-
-
-@dataclass(frozen=True)
-class _Answer:
-    text: str
-    tokens: int
-    seconds: float  # from the first token to the last
-
-    @property
-    def pace(self) -> float:
-        return (self.tokens - 1) / max(self.seconds, 1e-9)
 
 
 def _groups(prompts: Sequence[Prompt], rng: random.Random) -> Iterator[list[Prompt]]:
@@ -145,46 +148,3 @@ def _groups(prompts: Sequence[Prompt], rng: random.Random) -> Iterator[list[Prom
             count = rng.randint(1, 4)
             yield order[:count]
             order = order[count:]
-
-
-def _tried(url: str, prompt: Prompt, options: RaceOptions) -> _Answer | None:
-    try:
-        return _ask(url, prompt, options)
-    except OSError:
-        return None
-
-
-def _ask(url: str, prompt: Prompt, options: RaceOptions, *, speculate: bool = True) -> _Answer:
-    """One greedy answer, streamed."""
-    body = {
-        "messages": prompt.messages,
-        "max_tokens": options.max_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "speculate": speculate,
-        **prompt.extras,
-    }
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    text, tokens, first, last = "", 0, 0.0, 0.0
-    with urllib.request.urlopen(request, timeout=600) as response:
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            part = json.loads(line[6:])
-            for choice in part["choices"]:
-                if piece := choice["delta"].get("content"):
-                    last = time.perf_counter()
-                    first = first or last
-                    text += piece
-            if part.get("usage"):
-                tokens = part["usage"]["completion_tokens"]
-    return _Answer(text, tokens, last - first)
-
-
-def _get(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=60) as response:
-        found: dict[str, Any] = json.load(response)
-    return found

@@ -123,14 +123,13 @@ class Learning:
         if self._intake is not None and self._why is None:
             self._intake.put(tape, token_ids, drafts)
 
-    def state(self) -> dict[str, Any]:
-        """All that there is to see, as JSON."""
+    def figures(self) -> dict[str, Any]:
+        """What metrics tell, as JSON; reads no file."""
         intake, latest = self._intake, self._latest
         return {
             "state": self._phase(),
             "why": self._why,
             "version": self.version,
-            "pinned": self._versions.pinned(),
             "seconds": round(time.monotonic() - self._started, 1),
             "tokens": intake.tokens if intake else 0,
             "conversations": intake.conversations if intake else 0,
@@ -144,6 +143,13 @@ class Learning:
                 "candidate": latest.get("tau"),
             },
             "training": latest,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """All that there is to see, as JSON."""
+        return {
+            **self.figures(),
+            "pinned": self._versions.pinned(),
             "curve": list(self._curve),
             "versions": [asdict(card) for card in self._versions.cards()],
         }

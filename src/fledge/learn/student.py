@@ -49,9 +49,8 @@ class Student:
         self._target, self._ring, self._options = target, ring, options
         self._learner: Learner | None = None
         self._generator = torch.Generator().manual_seed(options.train.seed)
-        self._served: dict[
-            int, tuple[float, float]
-        ] = {}  # the serving head's tokens and rounds, by conversation
+        # The serving head's tokens and rounds, by conversation.
+        self._served: dict[int, tuple[float, float]] = {}
         self._serving: Tensor | None = None  # its masters; None: plain decode
         self._share = 1.0  # of the learning rates
         self.steps = self.trained_tokens = 0

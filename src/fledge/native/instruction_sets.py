@@ -1,6 +1,6 @@
 """What the C++ is compiled with and for: the compiler, instruction sets, what they need, and their flags.
 
-hatch_build.py runs this file when fledge isn't installed yet, so it imports nothing else of the package.
+hatch_build.py and install.py run this file when fledge isn't installed yet, so it imports nothing else of the package.
 """
 
 from __future__ import annotations
@@ -58,9 +58,14 @@ INSTRUCTION_SETS = {  # by their names in $FLEDGE_ISA, the fastest first
 }  # fmt: skip
 
 
+def system_compiler() -> str | None:
+    """The command of a C++ compiler: $CXX, or the one on the path."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
 def find_compiler() -> str | None:
-    """The command of a C++ compiler: $CXX, the one on the path, or that of the package ziglang, if there is any."""
-    if compiler := os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++"):
+    """The system's compiler, or that of the package ziglang, if there is any."""
+    if compiler := system_compiler():
         return compiler
     package = importlib.util.find_spec("ziglang")
     if package is None or package.origin is None:

@@ -13,9 +13,8 @@ from fledge.engine.stops import overlap
 from fledge.server.message import Call, MessageParts
 
 _ID_LENGTH = 9  # required by Mistral's templates; others accept any
-Functions = Mapping[
-    str, Mapping[str, Any]
-]  # the JSON schema of each offered function's arguments, by its name
+# The JSON schema of each offered function's arguments, by its name.
+Functions = Mapping[str, Mapping[str, Any]]
 
 
 class CallParser(ABC):

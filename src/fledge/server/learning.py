@@ -22,6 +22,9 @@ class Learner(Protocol):
     def start(self, engine: Engine) -> None:
         """The engine begins to serve."""
 
+    def figures(self) -> Json:
+        """What metrics tell; reads no file."""
+
     def state(self) -> Json:
         """All that there is to see."""
 
@@ -48,7 +51,7 @@ class LearningMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The present values."""
-        state = self._learning.state()
+        state = self._learning.figures()
         counters = {
             "tokens": ("tokens taken in", state["tokens"]),
             "conversations": ("conversations taken in", state["conversations"]),

@@ -28,9 +28,8 @@ _TRAINING_SHARE = 0.5  # relative to other kernels: attention, loss and optimise
 _TRAINED = TrainOptions()  # the defaults of a recipe
 _NEWTON_SCHULZ_STEPS = 5  # of Muon, for each matrix and step, by every process
 _STATE_BYTES = 12  # of a checkpoint per weight: master and two moments
-_SAVING = (
-    0.7e-9  # seconds per byte of a checkpoint until it is copied, while all processes wait; measured on a CPU
-)
+# Seconds per byte of a checkpoint until it is copied, while all processes wait; measured on a CPU.
+_SAVING = 0.7e-9
 
 
 @checked(frozen=True)
