@@ -131,14 +131,14 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     # Recorded rounds look at histories as long as they can become.
     sizes = BatchSizes(options.max_batch, pages, history, 0 if recorded else decoder.page_size)
     verifier, clock = Verifier(target, selection), PhaseClock()
-    recorder = CudaRecorder(decoder.device) if recorded else None
     batch: RunningBatch
     rounds: TorchRounds
-    if recorder is not None:
+    graphs: GraphRounds | None = None
+    if recorded:
         batch = padded = PaddedBatch(sizes, decoder.device, states)
-        rounds = graphs = GraphRounds(verifier, padded, drafter, clock)
+        rounds = graphs = GraphRounds(verifier, padded, drafter, clock, CudaRecorder(decoder.device))
     else:
-        batch, graphs = RunningBatch(sizes, decoder.device, states), None
+        batch = RunningBatch(sizes, decoder.device, states)
         if _kernels(decoder, eagle, own):
             rounds = NativeRounds(verifier, batch, eagle, clock)
         else:
@@ -147,13 +147,13 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
-            cost = measure_cost(target, eagle, options.max_batch, recorder)
+            cost = measure_cost(target, eagle, options.max_batch, graphs.recorder if graphs else None)
         confident, few = isinstance(rounds, NativeRounds), trees_for if recorded else None
         planner = AdaptivePlanner(cost, topk, confident, lookup, start=options.tuned or {}, few=few)
-    if recorder is not None and graphs is not None:
+    if graphs is not None:
         with torch.inference_mode():
             room = _activations(decoder, options, nodes)
-            graphs.record(recorder, recorded, partial(RoundPlan, match_rates=planner.match_rates), room)
+            graphs.record(recorded, partial(RoundPlan, match_rates=planner.match_rates), room)
     return EngineParts(
         rounds=rounds,
         target=target,

@@ -146,22 +146,21 @@ class GraphRounds(TorchRounds):
     batch: PaddedBatch
 
     def __init__(
-        self, target: Verifier, batch: PaddedBatch, drafter: Drafter | None, clock: PhaseClock
+        self,
+        target: Verifier,
+        batch: PaddedBatch,
+        drafter: Drafter | None,
+        clock: PhaseClock,
+        recorder: Recorder,
     ) -> None:
         """None is recorded yet."""
         super().__init__(target, batch, drafter, clock)
-        self._selection = target.selection
+        self.recorder, self._selection = recorder, target.selection
         self._recordings: dict[RoundKey, Recording[Outcome]] = {}
         self._batches: list[int] = []  # recorded numbers of rows
         self.replayed = 0  # rounds
 
-    def record(
-        self,
-        recorder: Recorder,
-        wanted: Sequence[RoundKey],
-        plan: Callable[[TreeShape], RoundPlan],
-        room: int,
-    ) -> None:
+    def record(self, wanted: Sequence[RoundKey], plan: Callable[[TreeShape], RoundPlan], room: int) -> None:
         """Record these rounds while no request runs, each after a launch that compiles its kernels and fills caches.
 
         `plan`: makes the plan of a tree. It ends early if less than `room` bytes are left on the device.
@@ -175,7 +174,7 @@ class GraphRounds(TorchRounds):
             self.batch.settle(key.requests)
             work = partial(self._padded, key, self.plain if key.shape == PLAIN else plan(key.shape))
             work()
-            self._recordings[key] = record(recorder, work)
+            self._recordings[key] = record(self.recorder, work)
         self._batches = sorted({key.requests for key in self._recordings})
         logger.info(
             "recorded %d of %d rounds as CUDA graphs in %.1f s, %.2f GiB",
