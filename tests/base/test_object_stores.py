@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,8 +31,10 @@ def proxy(request: pytest.FixtureRequest) -> Iterator[Proxy]:
 
 @pytest.fixture
 def cloud(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    sleep = asyncio.sleep
+
     async def soon(seconds: float) -> None:
-        pass
+        await sleep(0)  # others get their turn
 
     monkeypatch.setattr("asyncio.sleep", soon)  # the clients' pauses between attempts
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.001)
