@@ -20,7 +20,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from fledge.base.child import free_port, http_url, started
 
 PICTURES = Path(__file__).parent / "pictures"
-WIDTH, REPORT_HEIGHT, PLAYGROUND_HEIGHT = 1160, 625, 720
+WIDTH, PLAYGROUND_HEIGHT, MARGIN = 1160, 720, 28
 QUESTION = "Write a Python function that checks whether a number is prime."
 WAIT_S = 180
 
@@ -47,7 +47,8 @@ def save(driver: webdriver.Chrome, name: str, height: int) -> None:
 def report(driver: webdriver.Chrome, run: Path) -> None:
     """The report's headline and its heads."""
     driver.get((run / "report.html").resolve().as_uri())
-    save(driver, "report", REPORT_HEIGHT)
+    heads = driver.find_element(By.CLASS_NAME, "heroes").rect
+    save(driver, "report", round(heads["y"] + heads["height"]) + MARGIN)
 
 
 def playground(driver: webdriver.Chrome, url: str) -> None:
