@@ -249,7 +249,7 @@ def test_of_two_busy_servers_one_is_killed_midway_and_nothing_is_missing(
     target: Target, tiny_target_folder: Path, tmp_path: Path
 ) -> None:
     url = write_conversations(tmp_path / "conversations", make_conversations(60))
-    options, pauses = FeatureOptions(batch_tokens=64, shard_mib=1), list[float]()
+    options = FeatureOptions(batch_tokens=64, shard_mib=1)
     arguments = server_arguments(target, str(tmp_path))
     with Server(tiny_target_folder, arguments).running() as sound:
         served = extractor(target, sound)
@@ -258,7 +258,8 @@ def test_of_two_busy_servers_one_is_killed_midway_and_nothing_is_missing(
     unreliable(one)
     unreliable(other, killed_at=13)
     with one.running() as first, other.running() as second:
-        served = extractor(target, first, second, pause=pauses.append)
+        servers = FeatureServers(urls=(first, second), concurrency=8, backoff_s=0.01)
+        served = ServedExtractor(target, servers)
         extract_features(target, url, options, str(tmp_path / "disturbed"), extractor=served)
     assert served.refused == set()
     assert files(tmp_path / "disturbed") == files(tmp_path / "undisturbed")
