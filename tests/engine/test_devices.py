@@ -13,6 +13,7 @@ from tests.engine.devices import (
     DEVICES,
     H100,
     HEADS,
+    LOADS,
     Cell,
     Device,
     DraftHead,
@@ -22,7 +23,8 @@ from tests.engine.devices import (
 )
 
 _CELLS = list(cells())
-
+_OFTEN = [1, 8, 32, None]
+_REST = [load for load in LOADS if load not in _OFTEN]
 
 # The cells that miss a bound with the bench's seed: 0.975 of plain decode, and 0.82 of the best fixed tree.
 MISSES = {
@@ -35,11 +37,14 @@ def missed(cell: Cell, near: float = 0.95) -> bool:
     return cell.over_plain < 0.99 or cell.over_best < near or cell.lost > 0.6 or cell.first >= 8
 
 
+@pytest.mark.parametrize("loads", [_OFTEN, pytest.param(_REST, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.name)
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
-def test_never_slower_than_plain_decode_and_near_the_best_fixed_tree(device: Device, head: DraftHead) -> None:
+def test_never_slower_than_plain_decode_and_near_the_best_fixed_tree(
+    device: Device, head: DraftHead, loads: list[int | None]
+) -> None:
     bad = {}
-    for _, _, load in (cell for cell in _CELLS if cell[:2] == (device, head)):
+    for load in (cell[2] for cell in _CELLS if cell[:2] == (device, head) and cell[2] in loads):
         cell = simulate(device, head, load)
         if missed(cell) != ((device.name, head.name, load) in MISSES):
             bad[load] = cell[:4]

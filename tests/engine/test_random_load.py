@@ -117,7 +117,7 @@ def test_heads_that_are_left_behind_or_begin_later_know_all_behind_that(
     bf16_target: Target, pays: Sequence[bool], overlap: bool
 ) -> None:
     """What a request's head has written stays its own; of a hit on pages without head it sees the rest."""
-    serve(bf16_target, jobs_for(bf16_target, 200, seed=5), 5, None, overlap=overlap, pays=pays)
+    serve(bf16_target, jobs_for(bf16_target, 80, seed=5), 5, None, overlap=overlap, pays=pays)
 
 
 @pytest.mark.slow
