@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +33,18 @@ def test_a_header_that_changes_makes_another_library(tmp_path: Path, monkeypatch
         assert ctypes.CDLL(str(path)).asked() == int(answer)
         found.append(path)
     assert found[0] == found[2] != found[1]
+
+
+def test_of_two_that_start_together_one_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+    write_sources(tmp_path, "7")
+    caplog.set_level("INFO")
+    with ThreadPoolExecutor(2) as pool:
+        paths = set(pool.map(lambda _: build.compile_library(COMPILER, "asked", tmp_path, FLAGS), range(2)))
+    assert len(paths) == 1
+    assert caplog.text.count("compiling the kernels asked") == 1
 
 
 def test_the_compilers_first_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

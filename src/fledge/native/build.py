@@ -14,6 +14,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -167,26 +168,50 @@ def compile_library(compiler: str, name: str, folder: Path, flags: Sequence[str]
         digest.update(source.read_bytes())
     cache = cache_folder() / "native"
     known = f"{name}-{digest.hexdigest()[:16]}"
+    if built := _cached(cache, known):
+        return built
+    disk.make_folder(cache)
+    with disk.file_lock(cache.with_suffix(".lock")):  # of processes that start together, one compiles
+        if built := _cached(cache, known):
+            return built
+        logger.info("compiling the kernels %s for this processor, up to a minute", name)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            units = [source for source in sources if source.suffix == ".cpp"]
+            built = _compile(compiler, flags, units, Path(scratch))
+            disk.write_through(built)
+            target = cache / named(known, built)
+            os.replace(built, target)
+        disk.write_through(cache)
+    return target
+
+
+def _cached(cache: Path, known: str) -> Path | None:
+    """The library of that name in the cache; one that is damaged is deleted."""
     for built in cache.glob(f"{known}-*.so"):
         with suppress(FileNotFoundError):  # another process was faster to delete it
             if built.name == named(known, built):
                 return built
             logger.warning("%s is damaged; compiling it again", built)
             built.unlink()
-    disk.make_folder(cache)
-    units = [str(source) for source in sources if source.suffix == ".cpp"]
-    logger.info("compiling the kernels %s for this processor, up to a minute", name)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        built = Path(scratch) / "built.so"
-        command = compiler_command(compiler, flags, units, built)
+    return None
+
+
+def _compile(compiler: str, flags: Sequence[str], units: Sequence[Path], scratch: Path) -> Path:
+    """A library of the C++ files, in `scratch`. Each file is compiled by itself, as many at once as there are cores."""
+
+    def run(flags: Sequence[str], files: Sequence[str], built: Path) -> Path:
+        command = compiler_command(compiler, flags, files, built)
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"{compiler} could not compile the kernels ({_first_error(result.stderr)})")
-        disk.write_through(built)
-        target = cache / named(known, built)
-        os.replace(built, target)
-    disk.write_through(cache)
-    return target
+        return built
+
+    def compiled(unit: Path) -> str:
+        return str(run((*flags, "-c"), [str(unit)], scratch / f"{unit.stem}.o"))
+
+    with ThreadPoolExecutor(default_threads()) as pool:
+        objects = list(pool.map(compiled, units))
+    return run(flags, objects, scratch / "built.so")
 
 
 def _first_error(output: str) -> str:
