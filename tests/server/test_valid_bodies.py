@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fledge.engine import Engine, TreeShape
@@ -38,13 +38,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     torch.set_num_threads(threads)
 
 
-def answer_all(server: Running, bodies: int) -> None:
-    """Send so many bodies, shared out over all routes, each whole and as a stream."""
+def answer_all(server: Running, bodies: int, part: int = 0) -> None:
+    """Send so many bodies, shared out over all routes, each whole and as a stream; other ones in each part."""
 
+    @seed(part + 100 * int(os.environ.get("VALID_BODIES", "0")))
     @settings(
         max_examples=bodies,
         phases=[Phase.generate],
-        derandomize="VALID_RANDOM" not in os.environ,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -73,10 +73,22 @@ def test_valid_bodies_are_answered_alike_whole_and_as_streams(server: Running) -
     answer_all(server, 100)
 
 
+@pytest.fixture(scope="module")
+def grown() -> Callable[[], float]:
+    """Megabytes since the first call."""
+    before: list[float] = []
+
+    def since() -> float:
+        before.append(memory_mb())
+        return before[-1] - before[0]
+
+    return since
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_ten_thousand_valid_bodies(server: Running) -> None:
-    answer_all(server, 1000)
-    before = memory_mb()
-    answer_all(server, 9000)
-    assert memory_mb() - before < _MEMORY_MB
+@pytest.mark.parametrize("part", range(1, 11))
+def test_ten_thousand_valid_bodies(server: Running, grown: Callable[[], float], part: int) -> None:
+    """VALID_BODIES=1, 2, ...: ten thousand others."""
+    answer_all(server, 1000, part)
+    assert grown() < _MEMORY_MB
