@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fledge.data.sources.messages import is_list, is_texts, parsed, text_of
@@ -33,12 +34,9 @@ _NOTHING = ("nan", "none", "null", "n/a", "<noinput>")  # what exports write int
 def setting(columns: Mapping[str, Any], *names: str) -> Any:
     """The first of these that a request has, beside its messages or where loggers keep such things."""
     values = (value_at(columns, name) for name in names)
-    found = next(filter(None, values), None)
-    if found is None:
-        places = (value_at(columns, name) for name in _BESIDE if columns.get(name))
-        inner = (setting(place, *names) for place in places if isinstance(place, Mapping))
-        found = next(filter(None, inner), None)
-    return found
+    places = (value_at(columns, name) for name in _BESIDE if columns.get(name))
+    inner = (setting(place, *names) for place in places if isinstance(place, Mapping))
+    return next(filter(None, chain(values, inner)), None)
 
 
 def tools_in(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
@@ -150,12 +148,18 @@ def value_at(row: Any, path: str) -> Any:
     Names may have dots themselves: `attributes.gen_ai.input.messages`.
     """
     row = parsed(row)
-    value = row[int(path)] if is_list(row) and path.isdecimal() and int(path) < len(row) else get(row, path)
-    parts = path.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        if value is None and (inner := value_at(row, ".".join(parts[:length]))) is not None:
-            value = value_at(inner, ".".join(parts[length:]))
-    return parsed(value)
+    if isinstance(row, Mapping) and (value := row.get(path)) is not None:
+        return parsed(value)
+    if is_list(row) and path.isdecimal() and int(path) < len(row):
+        return parsed(row[int(path)])
+    if "." in path:
+        parts = path.split(".")
+        splits = ((".".join(parts[:n]), ".".join(parts[n:])) for n in range(len(parts) - 1, 0, -1))
+        inside = (
+            value_at(inner, rest) for first, rest in splits if (inner := value_at(row, first)) is not None
+        )
+        return next((value for value in inside if value is not None), None)
+    return None
 
 
 def columns_beside(row: Any, path: str) -> Mapping[str, Any]:

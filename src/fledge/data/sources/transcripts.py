@@ -72,6 +72,7 @@ _HEADING = re.compile(
     r"|(?P<bare>user|assistant|system|model)[ \t]*(?=\n))|(?<=\S)(?P<glued>user|assistant)\n\n",
     re.IGNORECASE,
 )
+_LINES = re.compile(r"[\n<\[]")  # without these there are none
 _TAG_ENDS = re.compile(r"</(?:user|human|assistant|ai|bot|system)>\s*", re.IGNORECASE)
 # Anybody at the beginning of a line, who takes turns with a user.
 _ANYBODY = re.compile(r"(?:^|(?<=\n))(?P<name>[^\W\d][\w'-]{0,20}(?: [\w'-]{1,20})?) ?[:：]")
@@ -154,9 +155,10 @@ class _Mark(NamedTuple):
 
 def _from_speakers(text: str, is_prompt: bool) -> list[dict[str, Any]] | str | None:
     body = _ENDS.sub("\n", text)
-    kinds = _labels(body), _headings(body), _inline(body), _anybody(body)
-    marks = next((marks for marks in kinds if _take_turns(marks, body)), None)
-    if marks is None:
+    kinds = _labels, _headings, _inline, _anybody
+    found = ((kind, kind(body)) for kind in kinds)
+    kind, marks = next(((kind, marks) for kind, marks in found if _take_turns(marks, body)), (_labels, []))
+    if not marks:
         return _only_answered(body, is_prompt)
     ends = [*(mark.start for mark in marks[1:]), len(body)]
     words = [_TAG_ENDS.sub("", body[m.end : end]).strip() for m, end in zip(marks, ends, strict=True)]
@@ -170,7 +172,7 @@ def _from_speakers(text: str, is_prompt: bool) -> list[dict[str, Any]] | str | N
         if rest and is_form and not heading:  # "User: a\nAssistant: b\nWrite a parser of this format."
             return None if _ASKS.search(rest.splitlines()[-1].strip()) else "transcript"
         is_label = body[: last.end].rstrip(" *").endswith((":", "："))
-        if last.name in _FORMS or not (is_label or last.name in _TALKERS) or marks is kinds[3]:
+        if last.name in _FORMS or not (is_label or last.name in _TALKERS) or kind is _anybody:
             return "transcript"  # an instruction with the form of its output, or with an example of it
     is_system = preamble and not heading and all(mark.role != "system" for mark in marks)
     spoken = [(mark.role, said) for mark, said in zip(marks, words, strict=True)]
@@ -202,7 +204,7 @@ def _labels(body: str) -> list[_Mark]:
 
 
 def _headings(body: str) -> list[_Mark]:
-    found = list(_HEADING.finditer(body))
+    found = list(_HEADING.finditer(body)) if _LINES.search(body) else []
     if not found or (found[0]["bare"] and body[: found[0].start()].strip()):
         return []
     return [_mark(m, m["name"] or m["tagged"] or m["bare"] or m["glued"], True) for m in found]
@@ -214,7 +216,7 @@ def _inline(body: str) -> list[_Mark]:
 
 def _anybody(body: str) -> list[_Mark]:
     """Two who take turns at the beginnings of lines, one of whom is known: User and Falcon."""
-    found = list(_ANYBODY.finditer(body))
+    found = list(_ANYBODY.finditer(body)) if body.count("\n") > 1 else []
     names = list(dict.fromkeys(m["name"].lower() for m in found))
     certain = [name for name in names if name in _TALKERS or name in ("user", "human")]
     if len(names) != 2 or len(certain) != 1 or len(found) < 3 or body[: found[0].start()].strip():
