@@ -70,15 +70,15 @@ def test_the_card_counts_every_step_and_holds_no_text(target: Target, engine: En
 
 
 def test_the_card_names_what_was_sought_and_what_happens_to_it(target: Target, tmp_path: Path) -> None:
-    options = PrivacyOptions(policies={"API_KEY": "drop"}, answer_entities=("IBAN",))
+    options = PrivacyOptions(policies={"API_KEY": "drop"}, answer_entities=("IBAN_CODE",))
     parts = make_fingerprint({"privacy": privacy_parts(options)}).parts
     facts = _personal_data(parts, parts)
-    assert (set(facts["sought"]), facts["sought_in_answers"]) == (options.wanted, ["IBAN"])
+    assert (set(facts["sought"]), facts["sought_in_answers"]) == (options.wanted, ["IBAN_CODE"])
     assert facts["policy"] == {"all others": "surrogate", "API_KEY": "drop"}
     path = write_lines(tmp_path / "a.jsonl", [{"prompt": text} for text in sentences(CODE, 5, 0)])
     make_prompts(target, None, PromptOptions(sources=({"path": path, "licence": "own"},)), str(tmp_path))
     page = render_card(make_card(str(tmp_path), None) | {"personal_data": facts})
-    assert "Answers were searched for: IBAN." in page
+    assert "Answers were searched for: IBAN_CODE." in page
     assert "| API_KEY | drop |" in page
     assert "language that the rules don't cover" in page
 

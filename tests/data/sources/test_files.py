@@ -218,6 +218,7 @@ def test_cells_with_json_hold_conversations(tmp_path: Path) -> None:
             for suffix, pack in PACKED.items()
         ),
         ("a.csv", b"", "no header"),
+        ("a.csv", b"prompt,prompt\nx,y\n", "two columns prompt; give them different names"),
         ("a.jsonl", b"", "is empty; put prompts into it"),
         ("a.jsonl", b"{bad\n{worse\n", r"none of the first 2 rows can be read \(not_json\)"),
         ("a.jsonl", b'{"secret": 1}\n', r"no known shape \(columns secret\).*set the source's `shape`"),
