@@ -128,6 +128,13 @@ def test_transcripts_of_more_writers(text: str, column: str) -> None:
     assert user_turns({column: text}, "prompt")[0] == (Q, Q2)
 
 
+@pytest.mark.parametrize(
+    "text", [f"Be brief. USER: {Q} ASSISTANT: {A}</s>", f"Be brief.\n<|user|>{Q}<|assistant|>{A}"]
+)
+def test_what_stands_before_a_conversation_is_its_system_prompt(text: str) -> None:
+    assert user_turns({"text": text}, "prompt")[:2] == ((Q,), "Be brief.")
+
+
 COLUMNS: list[tuple[Any, Any]] = [
     ({"prompt": f"### Instruction\n{Q}\n\n### Output\nJSON with two fields."}, "transcript"),
     ({"text": f"{Q}\n\nOutput: 3\nThink first."}, "transcript"),

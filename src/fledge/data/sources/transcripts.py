@@ -41,7 +41,7 @@ _MARK = re.compile(
 )
 # What ends a turn, or begins a text; BOS and EOS of many tokenizers.
 _ENDS = re.compile(
-    r"</?s>|<[|｜](?:im_end|end|eot_id|eot|eom_id|return|endoftext|end_of_text|begin_of_text|end_of_turn|start|"
+    r"</?s>|<[|｜](?:im_end|end|eot_id|eot|eom_id|return|endoftext|end_of_text|begin_of_text|startoftext|end_of_turn|start|"
     r"begin▁of▁sentence|end▁of▁sentence|end_of_sentence|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN)[|｜]>"
     r"|<end_of_turn>|</?bos>|</?eos>|\[/SYSTEM_PROMPT\]|<BOS_TOKEN>|\[\|endofturn\|\]|<turn\|>"
     r"|\[gMASK\]|<sop>|\[Round \d+\]",
@@ -182,10 +182,8 @@ def _from_speakers(text: str, is_prompt: bool) -> list[dict[str, Any]] | str | N
 def _take_turns(marks: list[_Mark], body: str) -> bool:
     """Whether users and others speak in turns, two names in all."""
     spoken = [mark for mark in marks if mark.role not in ("system", "tool")]
-    if (
-        not spoken or len({mark.name for mark in spoken}) > 2
-    ):  # fields of a form: a problem, a query, a solution
-        return False
+    if not spoken or len({mark.name for mark in spoken}) > 2:
+        return False  # fields of a form, such as a problem, a query and a solution
     first, begins = spoken[0], not body[: marks[0].start].strip()
     if first.role == "assistant" and not (begins and first.name in _TALKERS):
         return False
@@ -211,7 +209,7 @@ def _headings(body: str) -> list[_Mark]:
 
 
 def _inline(body: str) -> list[_Mark]:
-    return [_mark(m, m["name"].lower().removeprefix("gpt4 correct "), True) for m in _VICUNA.finditer(body)]
+    return [_mark(m, m["name"].lower().removeprefix("gpt4 correct ")) for m in _VICUNA.finditer(body)]
 
 
 def _anybody(body: str) -> list[_Mark]:
