@@ -84,7 +84,8 @@ REQUESTS: list[tuple[Any, Any, Any]] = [
     ({"messages": [user(Q), SAID, user(Q2, images=["aGk="])]}, (Q,), ("media",)),  # Ollama
     ({"messages": [user(Q), SAID, user(json.dumps([{"type": "text", "text": Q2}, IMAGE]))]}, (Q,), ("media",)),
     ({"messages": [user([{"type": "text", "text": {"value": Q}}]), user(Q2, attachments=[{}])]}, (Q,), ("media",)),
-    ({"messages": [SAID, user(Q)]}, (Q,), ("opening",)),
+    ({"log": json.dumps({"body": {"messages": [SAID, user(Q)]}}), "stream": "stdout"}, (Q,), ("opening",)),
+    ({"_source": {"event": {"request": {"messages": THREAD}}}, "response": {"messages": [user(A)]}}, (Q, Q2), ()),
     ({"messages": [user(Q), {"role": "System", "content": "S"}, user(Q2)]}, (Q, Q2), ("system_moved",)),
     ({"messages": [user(Q), None, {"role": None, "content": None}, SAID, user(Q2)]}, (Q, Q2), ()),
     ({"messages": [user(Q), 5, user(Q2)]}, (Q,), ("role",)),

@@ -154,8 +154,10 @@ def _text_name(row: Any) -> str:
     return next(iter(texts), "prompt" if isinstance(row.get("prompt"), Mapping) else "")
 
 
-def _has_user(messages: Sequence[Any]) -> bool:
-    return any(isinstance(m, Mapping) and role_of(m) == "user" for m in map(parsed, messages))
+def _has_user(messages: Any) -> bool:
+    return is_list(messages) and any(
+        isinstance(m, Mapping) and role_of(m) == "user" for m in map(parsed, messages)
+    )
 
 
 def _shape_of(row: Any, field: str) -> str | None:
@@ -348,6 +350,14 @@ def _requests(
             inner = value_at(row, name)
             if isinstance(inner, Mapping) or (is_list(inner) and len(inner) and has_role(parsed(inner[0]))):
                 yield from _requests(inner, columns, depth + 1)
+        for name in [
+            name for name in row if name not in (*_BODIES, *_ANSWERS)
+        ]:  # of collectors of logs: jsonPayload, _source, log, ...
+            if isinstance(inner := value_at(row, name), Mapping):
+                found = _requests(inner, columns, depth + 1)
+                yield from (
+                    (body, all_) for body, all_ in found if _has_user(value_at(body, "messages") or ())
+                )
     yield row, columns
 
 
