@@ -73,7 +73,7 @@ def make_card(
     words = Counter(_bin(len(" ".join(p.turns).split())) for p in read_prompts(prompts_url))
     turns = Counter(len(prompt.turns) for prompt in read_prompts(prompts_url))
     origins = Counter((prompt.source, prompt.licence) for prompt in read_prompts(prompts_url))
-    answered = _made_from(conversations_url) if conversations_url else None
+    answered = (_made_from(conversations_url) or None) if conversations_url else None  # none yet
     card: dict[str, Any] = {
         "format": 1,
         "sources": [

@@ -350,14 +350,10 @@ def _requests(
             inner = value_at(row, name)
             if isinstance(inner, Mapping) or (is_list(inner) and len(inner) and has_role(parsed(inner[0]))):
                 yield from _requests(inner, columns, depth + 1)
-        for name in [
-            name for name in row if name not in (*_BODIES, *_ANSWERS)
-        ]:  # of collectors of logs: jsonPayload, _source, log, ...
-            if isinstance(inner := value_at(row, name), Mapping):
-                found = _requests(inner, columns, depth + 1)
-                yield from (
-                    (body, all_) for body, all_ in found if _has_user(value_at(body, "messages") or ())
-                )
+        for name in row:  # wrappers of collectors: jsonPayload, _source, log, ...
+            inner = None if name in (*_BODIES, *_ANSWERS) else value_at(row, name)
+            found = _requests(inner, columns, depth + 1) if isinstance(inner, Mapping) else ()
+            yield from (one for one in found if _has_user(value_at(one[0], "messages")))
     yield row, columns
 
 
