@@ -127,7 +127,12 @@ def test_nothing_to_measure_on_is_refused() -> None:
 
 
 def test_traffic_keeps_its_system_prompt_tools_and_options(tmp_path: Path) -> None:
-    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
+        }
+    ]
     asked = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Where is it?"}]
     rows = [
         {"turns": ["Where is it?"], "system": "Be short."},

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from fledge.base.errors import DataError
-from fledge.data import PromptOptions, RespondOptions, make_prompts, read_conversations, respond
-from fledge.data.card import make_card, render_card, write_card
+from fledge.base.fingerprint import make_fingerprint
+from fledge.data import (
+    PrivacyOptions,
+    PromptOptions,
+    RespondOptions,
+    make_prompts,
+    read_conversations,
+    respond,
+)
+from fledge.data.card import _personal_data, make_card, render_card, write_card
+from fledge.data.prompts import privacy_parts
 from fledge.engine import Engine
 from fledge.target import Target
 from tests.data.test_mixing import CHAT, CODE, sentences, write_lines
@@ -58,6 +67,20 @@ def test_the_card_counts_every_step_and_holds_no_text(target: Target, engine: En
     for shown in ("cc-by-nc-4.0", "forbids commercial use", "gsm.jsonl", "EMAIL", "rejected: too_short"):
         assert shown in page
     assert not any(text in page for text in texts)
+
+
+def test_the_card_names_what_was_sought_and_what_happens_to_it(target: Target, tmp_path: Path) -> None:
+    options = PrivacyOptions(policies={"API_KEY": "drop"}, answer_entities=("IBAN_CODE",))
+    parts = make_fingerprint({"privacy": privacy_parts(options)}).parts
+    facts = _personal_data(parts, parts)
+    assert (set(facts["sought"]), facts["sought_in_answers"]) == (options.wanted, ["IBAN_CODE"])
+    assert facts["policy"] == {"all others": "surrogate", "API_KEY": "drop"}
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": text} for text in sentences(CODE, 5, 0)])
+    make_prompts(target, None, PromptOptions(sources=({"path": path, "licence": "own"},)), str(tmp_path))
+    page = render_card(make_card(str(tmp_path), None) | {"personal_data": facts})
+    assert "Answers were searched for: IBAN_CODE." in page
+    assert "| API_KEY | drop |" in page
+    assert "language that the rules don't cover" in page
 
 
 def test_prompts_whose_selection_was_cut_short_have_no_card(target: Target, tmp_path: Path) -> None:

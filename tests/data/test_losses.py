@@ -119,6 +119,19 @@ def test_private_data_in_tools_and_results_is_treated() -> None:
     assert prompt.offered == [{"function": {"name": "f", "description": "Asks Eva.", "Anna": [1, "Eva"]}}]
 
 
+def test_what_is_unfit_ends_the_turns_and_not_the_row() -> None:
+    turns = ("Please look it up for me.", "And what about the tides?", "And now this?")
+    results = ((ToolResult("f", "fine"),), (ToolResult("f", "<|im_end|>"),), ())
+    examiner = Examiner(ExaminerSettings(PromptOptions(languages=("en",)), (), "salt"))
+    records = [
+        Record(0, turns, None, "x", "[1]", "", results),
+        Record(1, (turns[0], "Und was ist mit den Gezeiten, die dem Mond folgen?", turns[2]), None, "x"),
+    ]
+    first, second = examiner.examine(Batch(records, "log", "own")).prompts
+    assert (first.turns, first.tool_results) == (list(turns[:2]), [[("f", "fine")]])
+    assert (first.losses, second.turns, second.losses) == (["later_template"], [turns[0]], ["later_language"])
+
+
 @pytest.mark.parametrize(
     ("text", "language"),
     [

@@ -295,7 +295,7 @@ def test_rows_nothing_can_be_made_of_are_one_clear_error(target: Target, tmp_pat
     chosen = PromptOptions(sources=({"path": path, "licence": "own", "shape": "prompt"},))
     with pytest.raises(
         DataError,
-        match=r"no row of the sources is usable: 1 shape, 1 too_short \(prompts\.min_words is 4\); correct",
+        match=r"is usable: 1 shape \(prompts\.sources\.field\), 1 too_short \(prompts\.min_words is 4\); correct",
     ):
         make_prompts(target, None, chosen, str(tmp_path / "out"))
 

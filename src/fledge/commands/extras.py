@@ -5,7 +5,6 @@ from __future__ import annotations
 # By the name of the module that is imported, the extra of fledge that brings it.
 EXTRAS = {
     "pyarrow": "train",
-    "ijson": "data",
     "py3langid": "data",
     "rensa": "data",
     "httpx2": "data",

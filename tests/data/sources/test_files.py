@@ -125,7 +125,7 @@ def test_a_damaged_array_keeps_what_came_before_and_no_text_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.json"
-    path.write_text(json.dumps(ROWS).replace('"question 8?"', "NaN"))
+    path.write_text(json.dumps(ROWS).replace('"question 8?"', "question"))
     found = list(source(path).records())
     assert found[-1] == Unusable(8, "not_json")
     assert len(found) == 9
@@ -218,6 +218,7 @@ def test_cells_with_json_hold_conversations(tmp_path: Path) -> None:
             for suffix, pack in PACKED.items()
         ),
         ("a.csv", b"", "no header"),
+        ("a.csv", b"prompt,prompt\nx,y\n", "two columns prompt; give them different names"),
         ("a.jsonl", b"", "is empty; put prompts into it"),
         ("a.jsonl", b"{bad\n{worse\n", r"none of the first 2 rows can be read \(not_json\)"),
         ("a.jsonl", b'{"secret": 1}\n', r"no known shape \(columns secret\).*set the source's `shape`"),

@@ -5,6 +5,7 @@ A bad row (not JSON, not UTF-8, megabytes long) costs only that row.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import json
@@ -12,10 +13,9 @@ import logging
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import IO, Any
 
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from fledge.base import storage
 from fledge.base.errors import DataError
+from fledge.data.sources.messages import decode_at, loads
 
 logger = logging.getLogger("fledge")
 
@@ -38,6 +39,8 @@ _STORED = (
 )  # checksums of the content, as fsspec shows them of S3, Azure and GCS
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".log")
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
+_BETWEEN = tuple(" ,\r\n\t")  # the items of an array
+_LONGEST_TOKEN = 16  # characters of a JSON text, except strings
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -88,8 +91,8 @@ class FileRows:
         if kind == "json" and (
             first_line == b"{" or (first_line[:1] == b"[" and not self._holds_lists(path))
         ):
-            prefix = "" if first_line == b"{" else "item"
-            yield from _json_rows(partial(self._open, path, 3 * marked), path, prefix)
+            with self._open(path, 3 * marked) as file:
+                yield from _json_rows(file, path, in_array=first_line != b"{")
             return
         with self._open(path) as file:
             if kind == "csv":
@@ -104,7 +107,7 @@ class FileRows:
         with self._open(path) as file:
             lines = (line for line in split_lines(file) if line is None or line.strip())
             try:
-                json.loads(next(lines, None) or b"")
+                loads((next(lines, None) or b"").decode("utf-8-sig"))
             except (ValueError, RecursionError):
                 return False  # an array over several lines, or longer than any row
             return next(lines, b"") != b""
@@ -223,29 +226,43 @@ def _lines(file: IO[bytes], parse: bool) -> Iterator[Any]:
             yield text
             continue
         try:
-            yield json.loads(text)
+            yield loads(text)
         except (ValueError, RecursionError):
             yield BadRow("not_json")
 
 
-def _json_rows(open_file: Callable[[], IO[bytes]], path: str, prefix: str) -> Iterator[Any]:
-    import ijson  # of the data extra
-    from ijson.backends import python as ijson_in_python
-
-    number = 0
+def _json_rows(file: IO[bytes], path: str, in_array: bool) -> Iterator[Any]:
+    """The items of an array, or objects one after another, with a few MiB of text in memory."""
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    text, at, number, opened, ended = "", 0, 0, not in_array, False
     try:
-        for parser in (ijson, ijson_in_python):  # the second is slower but accepts numbers of any size
-            try:
-                with open_file() as file:
-                    rows = parser.items(file, prefix, use_float=parser is ijson, multiple_values=not prefix)
-                    for row in islice(rows, number, None):
-                        number += 1
-                        yield row
+        while True:
+            while text[at : at + 1] in _BETWEEN:
+                at += 1
+            if not opened and at < len(text):
+                opened, at = True, at + 1  # the array's bracket
+                continue
+            if (in_array and text[at : at + 1] == "]") or (not in_array and ended and at == len(text)):
                 return
-            except ijson.JSONError as error:
-                if parser is ijson_in_python or "overflow" not in str(error):
+            try:
+                row, end = decode_at(text, at)
+            except json.JSONDecodeError as error:
+                is_cut = error.msg.startswith("Unterminated") or error.pos >= len(text) - _LONGEST_TOKEN
+                if ended or not is_cut:
                     raise
-    except (ijson.JSONError, UnicodeDecodeError):  # whose message quotes the text: don't log it
+                end = len(text)
+            if end == len(text) and not ended:
+                chunk = file.read(max(_CHUNK, end - at))
+                ended = not chunk
+                text, at = text[at:] + decode(chunk, ended), 0
+                continue
+            yield row
+            number, at = number + 1, end
+    except (
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):  # whose message quotes the text: don't log it
         logger.warning("%s is damaged after its row %d; later rows are lost", path, number)
         yield BadRow("not_json")
 
@@ -260,6 +277,8 @@ def _csv_rows(file: IO[bytes], separator: str, path: str) -> Iterator[Any]:
     if not header:
         raise DataError(f"{path} has no header; name its columns in the first line")
     header = [name.strip() for name in header]
+    if twice := {name for name in header if name and header.count(name) > 1}:
+        raise DataError(f"{path} has two columns {min(twice)}; give them different names")
     while True:
         try:
             cells = next(reader)
@@ -275,7 +294,7 @@ def _csv_rows(file: IO[bytes], separator: str, path: str) -> Iterator[Any]:
         elif len(cells) != len(header):
             yield BadRow("columns")
         else:
-            yield dict(zip(header, map(_json_cell, cells), strict=True))
+            yield dict(zip(header, cells, strict=True))
 
 
 def _csv_text(file: IO[bytes]) -> Iterator[str]:
@@ -290,16 +309,6 @@ def _csv_text(file: IO[bytes]) -> Iterator[str]:
 def has_surrogate(text: str) -> bool:
     """Whether the text contains half a character, which JSON allows (`"\\ud83d"`) and UTF-8 doesn't."""
     return _HALVES.search(text) is not None
-
-
-def _json_cell(cell: str) -> Any:
-    """A cell that holds a JSON list or object, as in exports of chat data; else its text."""
-    if cell[:2] not in ("[{", '["', '{"'):
-        return cell
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        return cell
 
 
 def _parquet_rows(parquet: Any) -> Iterator[Any]:

@@ -13,7 +13,9 @@ ends the conversation before its turn, since what follows depends on it; `losses
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -22,24 +24,38 @@ Role = Literal["user", "assistant", "system", "tool"]
 
 _ROLES: dict[str, Role] = {
     **dict.fromkeys(
-        ("user", "human", "prompter", "customer", "client", "question", "instruction", "usr", "humanmessage"),
+        ("user", "human", "prompter", "customer", "client", "question", "instruction", "usr"),
         "user",
     ),
     **dict.fromkeys(
         ("assistant", "gpt", "chatgpt", "bot", "ai", "model", "bard", "bing", "claude", "llm", "chatbot", "agent",
-         "answer", "response", "aimessage", "function_call", "tool_call"),
+         "answer", "response", "functioncall", "toolcall"),
         "assistant",
     ),
-    **dict.fromkeys(("system", "developer", "systemmessage"), "system"),
-    **dict.fromkeys(
-        ("tool", "function", "observation", "ipython", "tool_response", "tool_result", "toolmessage"), "tool"
-    ),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "toolresponse", "toolresult"), "tool"),
 }  # fmt: skip
 _ROLE_KEYS = ("role", "from", "speaker", "author", "sender")
 _CONTENT_KEYS = ("content", "value", "text", "message", "parts", "body", "output")
-_USER_HALVES = ("user", "human", "prompt", "question", "query", "instruction", "input")
-_OTHER_HALVES = ("assistant", "bot", "gpt", "ai", "response", "answer", "output", "completion", "chatbot")
+USER_HALVES = ("user", "human", "prompt", "question", "query", "instruction", "input")
+OTHER_HALVES = ("assistant", "bot", "gpt", "ai", "response", "answer", "output", "completion", "chatbot")
 _TEXT_TYPES = (None, "text", "input_text", "output_text")
+MEDIA = ("image", "images", "image_data", "video", "videos", "audio", "audios", "attachments")
+_ATTACHED = (*MEDIA, "image_url", "files", "file_ids", "experimental_attachments")  # to a message
+# Of tools, within a content: Anthropic, Bedrock, Gemini, Vercel.
+_RESULT_KEYS = ("toolResult", "functionResponse", "function_response")
+_RESULT_TYPES = ("tool_result", "tool-result")
+_CALL_KEYS = ("function", "toolUse", "functionCall", "function_call")
+_ID_KEYS = ("id", "call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCallId")
+_PART = re.compile(
+    r"""\s*\[\s*\{\s*["']type["']\s*:\s*["'](?:text|image|input_|file|audio|video|document|tool[_-]result)"""
+)
+_REPR = re.compile(r"""\s*[\[({]+\s*'""")  # how Python writes a list or an object
+_LARGEST_REPR = 2**20
+_JSON = json.JSONDecoder(parse_constant=lambda name: None)
+_JSON_OF_ANY_NUMBER = json.JSONDecoder(
+    parse_constant=lambda name: None, parse_int=lambda digits: int(digits) if len(digits) < 4300 else None
+)
 
 
 class ToolResult(NamedTuple):
@@ -57,12 +73,16 @@ class Thread:
     results: list[list[ToolResult]] = field(default_factory=list)  # after each turn
     systems: list[str] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
+    ended: bool = False  # before its last message
 
 
 class _Message(NamedTuple):
     role: Role | None  # None: unknown
     content: Any
     source: Mapping[str, Any]
+
+
+_UNREADABLE = _Message(None, None, {})
 
 
 def read_thread(messages: Any) -> Thread | str:
@@ -73,15 +93,15 @@ def read_thread(messages: Any) -> Thread | str:
         messages = messages[0]  # a batch of one
     thread, calls = Thread(), dict[str, str]()
     for item in messages:
-        found = list(_messages_of(item))
-        if not found:
-            return "shape"
-        for message in found:
+        if item is None or (isinstance(item, Mapping) and all(value is None for value in item.values())):
+            continue  # columnar formats fill up lists
+        for message in list(_messages_of(item)) or [_UNREADABLE]:
             ended = _add(thread, message, calls)
             if ended is not None:
                 if not thread.turns:
-                    return ended
+                    return "shape" if message is _UNREADABLE else ended
                 thread.losses.append(ended)
+                thread.ended = True
                 return thread
     return thread if thread.turns else "no_user_turn"
 
@@ -120,34 +140,61 @@ def text_of(content: Any) -> str | None:
     for part in content:
         text = part
         if isinstance(part, Mapping):
-            text = part.get("text") if part.get("type") in _TEXT_TYPES else None
+            text = content_of(part, ("text", "content")) if part.get("type") in _TEXT_TYPES else None
+            text = text.get("value") if isinstance(text, Mapping) else text
         if not isinstance(text, str):
             return None
         texts.append(text)
     return "\n".join(texts)
 
 
-def content_of(row: Mapping[str, Any]) -> Any:
-    """A message's content, under whichever name."""
-    return next((row[key] for key in _CONTENT_KEYS if row.get(key) is not None), None)
+def content_of(row: Mapping[str, Any], keys: Sequence[str] = _CONTENT_KEYS) -> Any:
+    """A message's content, under whichever name; an empty one only if there is no other."""
+    values = [row[key] for key in keys if row.get(key) is not None]
+    return next(filter(None, values), values[0] if values else None)
 
 
 def pair_of(item: Any) -> Any:
     """The user's half of a question with its answer; None if it isn't such a pair."""
     if is_list(item) and len(item) == 2 and isinstance(item[0], str):
         return item[0]
-    if isinstance(item, Mapping) and any(key in item for key in _OTHER_HALVES):
-        return next((item[key] for key in _USER_HALVES if key in item), None)
+    if isinstance(item, Mapping) and any(key in item for key in OTHER_HALVES):
+        return next((item[key] for key in USER_HALVES if key in item), None)
     return None
 
 
+def loads(text: str) -> Any:
+    """The value of a JSON text. NaN, which isn't JSON but which many write, is nothing; so are endless integers."""
+    try:
+        return _JSON.decode(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python refuses to convert as many digits
+        return _JSON_OF_ANY_NUMBER.decode(text)
+
+
+def decode_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that begins there, and where it ends."""
+    try:
+        return _JSON.raw_decode(text, at)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return _JSON_OF_ANY_NUMBER.raw_decode(text, at)
+
+
 def parsed(value: Any) -> Any:
-    """A list or an object written as JSON text, else the value itself."""
+    """A list or an object written as text, by JSON or by Python's repr as CSV exports do; else the value itself."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
-        return json.loads(value)
+        return loads(value)
     except (ValueError, RecursionError):
+        if len(value) > _LARGEST_REPR or not _REPR.match(value):
+            return value
+    try:  # numpy writes no commas between objects
+        return ast.literal_eval(re.sub(r"\}\s*\n\s*\{", "}, {", value.strip()))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return value
 
 
@@ -174,6 +221,8 @@ def _messages_of(item: Any) -> Iterator[_Message]:
         elif item.get("type") in _CALL_ITEMS:
             role = "assistant" if item["type"] == "function_call" else "tool"
         content = content_of(inner)
+        if isinstance(content, str) and _PART.match(content):
+            content = parsed(content)
         yield _Message(role, content, inner)
     elif (half := pair_of(item)) is not None:
         yield _Message("user", half, {})
@@ -199,29 +248,31 @@ def _add(thread: Thread, message: _Message, calls: dict[str, str]) -> str | None
             thread.losses.append("system_media")
         elif content is not None and text and text.strip():
             thread.systems.append(text.strip())
+            if thread.turns:
+                thread.losses.append("system_moved")
     elif role == "assistant":
         calls |= dict(_calls(source, content))
+        if content and not thread.turns:
+            thread.losses.append("opening")
     elif role == "tool":
-        name = str(
-            source.get("name") or calls.get(str(source.get("tool_call_id", source.get("call_id"))), "")
-        )
-        return _add_result(thread, name, content)
+        return _add_results(thread, source, content, calls)
     elif role == "user":
-        return _add_turn(thread, content, calls)
+        return _add_turn(thread, source, content, calls)
     return "role" if role is None else None
 
 
-def _add_turn(thread: Thread, content: Any, calls: Mapping[str, str]) -> str | None:
-    if is_list(content):
-        results = [p for p in content if isinstance(p, Mapping) and p.get("type") == "tool_result"]
-        for part in results:
-            name = calls.get(str(part.get("tool_use_id")), "")
-            if ended := _add_result(thread, name, part.get("content") or ""):
-                return ended
+def _add_turn(
+    thread: Thread, source: Mapping[str, Any], content: Any, calls: Mapping[str, str]
+) -> str | None:
+    if is_list(content) and (results := list(filter(_result_in, content))):
+        if ended := _add_results(thread, {}, results, calls):
+            return ended
         content = [part for part in content if part not in results]
-        if results and not content:
+        if not content:
             return None
-    text = text_of(content)
+    text = None if any(source.get(key) for key in _ATTACHED) else text_of(content)
+    if text is None and thread.turns and content is None:
+        text = ""
     if text is None:
         return "no_text" if not thread.turns else "media"  # an image, a sound, a file
     if not text.strip():
@@ -231,16 +282,38 @@ def _add_turn(thread: Thread, content: Any, calls: Mapping[str, str]) -> str | N
     return None
 
 
-def _add_result(thread: Thread, name: str, content: Any) -> str | None:
-    text = "" if content is None else text_of(content)
-    if text is None:
-        parts = content if is_list(content) else [content]
-        if any(isinstance(part, Mapping) and "type" in part for part in parts):
-            return "media"
-        text = json.dumps(content, ensure_ascii=False)  # the tool's own object
-    if thread.results:
-        thread.results[-1].append(ToolResult(name, text))
+def _add_results(
+    thread: Thread, source: Mapping[str, Any], content: Any, calls: Mapping[str, str]
+) -> str | None:
+    """Keep a tool's message, or the results among a message's parts."""
+    parts = content if is_list(content) else [content]
+    inner = [_result_in(part) for part in parts]
+    results = [(one, content_of(one, ("content", "response", "output", "result"))) for one in inner if one]
+    for result, returned in results or [(source, content)]:
+        if isinstance(returned, Mapping) and returned.get("type") in ("text", "json"):  # Vercel
+            returned = returned.get("value", returned)
+        text = "" if returned is None else text_of(returned)
+        if text is None:
+            listed = returned if is_list(returned) else [returned]
+            if any(isinstance(part, Mapping) and "type" in part for part in listed):
+                return "media"
+            text = json.dumps(returned, ensure_ascii=False)  # the tool's own object
+        name = result.get("name") or result.get("toolName")
+        name = name or next((calls[number] for number in _ids(result) if number in calls), "")
+        if thread.results:
+            thread.results[-1].append(ToolResult(str(name), text))
+        else:
+            thread.losses.append("opening")
     return None
+
+
+def _result_in(part: Any) -> Mapping[str, Any] | None:
+    """What a tool returned, if a part of a content says so."""
+    if not isinstance(part, Mapping):
+        return None
+    if part.get("type") in _RESULT_TYPES:
+        return part
+    return next((part[key] for key in _RESULT_KEYS if isinstance(part.get(key), Mapping)), None)
 
 
 def _calls(message: Mapping[str, Any], content: Any) -> Iterator[tuple[str, str]]:
@@ -250,17 +323,20 @@ def _calls(message: Mapping[str, Any], content: Any) -> Iterator[tuple[str, str]
     for call in (*(listed if is_list(listed) else ()), *parts, message):
         if not isinstance(call, Mapping):
             continue
-        function = call.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else call.get("name")
-        if isinstance(name, str) and (number := call.get("id") or call.get("call_id")):
-            yield str(number), name
-            if call.get("call_id"):
-                yield str(call["call_id"]), name
+        inner = next((call[key] for key in _CALL_KEYS if isinstance(call.get(key), Mapping)), call)
+        name = inner.get("name") or inner.get("toolName")
+        if isinstance(name, str):
+            yield from ((number, name) for number in (*_ids(call), *_ids(inner)))
+
+
+def _ids(call: Mapping[str, Any]) -> Iterator[str]:
+    return (str(call[key]) for key in _ID_KEYS if call.get(key))
 
 
 def _role(name: str) -> Role | None:
-    folded = name.strip().lower()
-    known = _ROLES.get(folded)
-    if known is None and folded.startswith(("gpt-", "assistant", "claude-", "model_")):
+    """The role by its name: `user`, `Human`, `HumanMessageChunk`, `MessageRole.USER`, `gpt-4`."""
+    if name.lower().startswith(("gpt-", "claude-", "model_")):
         return "assistant"
-    return known
+    folded = re.sub(r"[\W_]+", "", name.rpartition(".")[2].lower())
+    known = _ROLES.get(folded.removesuffix("chunk").removesuffix("message"))
+    return "assistant" if known is None and folded.startswith("assistant") else known

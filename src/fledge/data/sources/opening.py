@@ -12,7 +12,14 @@ from fledge.data.sources.files import BadRow, FileRows, has_surrogate
 from fledge.data.sources.hub import HubRows
 from fledge.data.sources.messages import ToolResult
 from fledge.data.sources.options import SourceOptions
-from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
+from fledge.data.sources.shapes import (
+    SHAPES,
+    UserTurns,
+    detect_shape,
+    is_prompts_row,
+    thread_of,
+    user_turns,
+)
 from fledge.data.sources.terms import Terms, check_terms
 
 _SHAPE_ROWS = 100  # rows that decide the shape
@@ -71,38 +78,53 @@ class Source:
     def records(self, skip: int = 0) -> Iterator[Record | Unusable]:
         """All rows in order except the first `skip`: as records, or the reason if unusable."""
         options = self._options
-        rows = self._rows.rows(skip)
+        begin = max(0, skip - 1)  # whether a row that is one message goes on depends on the row before it
+        rows = self._rows.rows(begin)
         if options.limit is not None:
-            rows = islice(rows, max(0, options.limit - skip))
-        for number, row in enumerate(rows, start=skip):
-            if isinstance(row, BadRow):
-                yield Unusable(number, row.reason)
+            rows = islice(rows, max(0, options.limit - begin))
+        thread = None
+        for number, row in enumerate(rows, start=begin):
+            before, thread = thread, None if isinstance(row, BadRow) else thread_of(row)
+            if number < skip:
                 continue
-            extracted = user_turns(row, self.shape, options.field)
-            if isinstance(extracted, str):
-                yield Unusable(number, extracted)
-                continue
-            category = options.category or extracted.category or DEFAULT_CATEGORY
-            system, losses = extracted.system, extracted.losses
-            if not options.system and (system or "system_media" in losses):
-                system, losses = None, (*(loss for loss in losses if loss != "system_media"), "system")
-            elif "system_media" in losses:
-                yield Unusable(number, "no_text")
-                continue
-            texts = (*extracted.turns, system or "", category, extracted.tools, extracted.template_options)
-            if any(map(has_surrogate, (*texts, *(r.content for step in extracted.results for r in step)))):
-                yield Unusable(number, "encoding")  # half an emoji: it can't be written as UTF-8
-                continue
-            yield Record(
-                number,
-                extracted.turns,
-                system,
-                category,
-                extracted.tools,
-                extracted.template_options,
-                extracted.results,
-                losses,
+            extracted = row.reason if isinstance(row, BadRow) else self._turns(row)
+            if not isinstance(extracted, str) and thread is not None and thread == before:
+                extracted = "later_turn"
+            yield (
+                Unusable(number, extracted) if isinstance(extracted, str) else self._record(number, extracted)
             )
+
+    def _turns(self, row: object) -> UserTurns | str:
+        options = self._options
+        try:
+            extracted = user_turns(row, self.shape, options.field)
+            # A file may mix shapes; what isn't plainly a conversation or a prompt could be an answer.
+            if extracted == "shape" and options.kind != "log" and options.shape == "auto":
+                own = detect_shape([row], options.field)
+                if own in ("sharegpt", "messages", "alpaca") or (own == "prompt" and is_prompts_row(row)):
+                    return user_turns(row, own, options.field)
+            return extracted
+        except RecursionError:  # nested almost as deep as a JSON parser goes
+            return "shape"
+
+    def _record(self, number: int, found: UserTurns) -> Record | Unusable:
+        category = self._options.category or found.category or DEFAULT_CATEGORY
+        system, losses = found.system, found.losses
+        if not self._options.system and (system or "system_media" in losses):
+            system, losses = None, (*(loss for loss in losses if not loss.startswith("system_")), "system")
+        elif "system_media" in losses:
+            return Unusable(number, "no_text")
+        texts = (*found.turns, system or "", category, found.tools, found.template_options)
+        if any(
+            map(
+                has_surrogate,
+                (*texts, *(text for step in found.results for result in step for text in result)),
+            )
+        ):
+            return Unusable(number, "encoding")  # half an emoji: it can't be written as UTF-8
+        return Record(
+            number, found.turns, system, category, found.tools, found.template_options, found.results, losses
+        )
 
     def digest(self) -> str:
         """A digest of the rows and how they are read: changes when the records may have changed."""

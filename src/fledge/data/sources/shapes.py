@@ -26,11 +26,16 @@ from fledge.data.sources.columns import (
     first_text,
     get,
     passage,
+    setting,
     system_in,
+    template_options,
     tools_in,
     value_at,
 )
 from fledge.data.sources.messages import (
+    MEDIA,
+    OTHER_HALVES,
+    USER_HALVES,
     Thread,
     ToolResult,
     content_of,
@@ -55,19 +60,28 @@ _LISTS = (
     "prompt",
     "chosen",
 )
-_TEXTS = ("prompt", "question", "query", "text", "input")
+_ANSWERS = ("response", "responses", "rejected", "output", "outputs", "completion", "completions", "choices",
+            "generations")  # fmt: skip
+_TEXTS = ("prompt", "question", "query", "problem", "user_prompt", "user_input", "inputs", "text", "input")
+# Texts that are a request's prompt in a server's own form, and what stands beside them: SGLang, TGI, Cohere.
+_NATIVE = {"text": "sampling_params", "inputs": "parameters", "message": "chat_history"}
 _WHOLE = ("text", "chosen")  # columns that hold whole conversations, if they hold any
 _SPOKEN = ("text", "content", "value", "message", "body")  # of a row that is one message
 _BODIES = ("body", "request", "request_body", "requestBody", "payload", "params", "data", "input", "inputs", "kwargs",
-           "proxy_server_request", "inputBodyJson")  # fmt: skip
+           "proxy_server_request", "inputBodyJson", "obj", "attributes")  # fmt: skip
+_REQUEST_LISTS = ("messages", "contents", "prompt", "input")
 _DEPTH = 5  # of wrappers around a request
 _CATEGORIES = ("category", "workload", "task")
 _PASSAGES = ("input", "context", "contexts", "passage", "passages", "document", "documents", "article", "background",
-             "paragraph", "knowledge", "evidence")  # fmt: skip
-_CHOICES = ("choices", "options")
+             "paragraph", "knowledge", "evidence", "ctxs", "chunks", "docs", "retrieved_documents",
+             "retrieved_contexts", "search_results", "story", "support")  # fmt: skip
+_CHOICES = ("choices", "options", "answer_choices")
+_LETTERS = "ABCDEFGHIJ"
 _HISTORIES = ("history", "chat_history", "dialog_history", "conversation_history", "previous_turns")
-_MEDIA = ("image", "images", "video", "videos", "audio", "audios", "attachments")
-_PARENTS = ("parent_id", "parent", "parent_message_id", "reply_to")
+_PARENTS = ("parent_id", "parent", "parent_message_id", "reply_to", "previous_response_id")
+_INDEXES = ("turn", "turn_id", "turn_index", "turn_number", "message_index", "position", "seq")
+_THREADS = ("conversation_id", "conversationId", "thread_id", "threadId", "session_id", "sessionId", "chat_id",
+            "dialogue_id", "dialog_id", "conv_id")  # fmt: skip
 _TURNS = {"turns": "turns", "alternating": "data"}  # shape -> column
 
 SHAPES = ("sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating")
@@ -97,17 +111,53 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
     if shape == "request":
         return _from_request(row, field)
     if isinstance(row, str):
-        return _from_text(row, {}, is_prompt=False)
+        return _from_thread(_spoken(row, is_prompt=False), {})
     columns = columns_beside(row, field)
     if shape in ("sharegpt", "messages"):
-        name = field or next((n for n in _LISTS if is_list(value_at(row, n))), "")
-        return _from_thread(read_thread(value_at(row, name) if name else row), columns)
+        name = field or _list_name(row)
+        return _from_messages(value_at(row, name) if name else row, columns)
     if shape in _TURNS:
         texts = row if is_list(row) else value_at(row, field or _TURNS[shape])
         if not is_list(texts):
             return "shape"
-        return _from_turns(texts if shape == "turns" else texts[::2], columns)
+        return _from_thread(_by_user(texts if shape == "turns" else texts[::2]), columns)
     return _from_columns(row, columns, field or ("instruction" if shape == "alpaca" else ""))
+
+
+def thread_of(row: Any) -> Any:
+    """The conversation that a row is one message of; None if it doesn't say, or is none."""
+    return next((row[name] for name in _THREADS if row.get(name)), None) if _is_message(row) else None
+
+
+def is_prompts_row(row: Any) -> bool:
+    """Whether it is certain that what stands in a row's columns is a user's."""
+    return isinstance(row, Mapping) and any(isinstance(row.get(name), str) for name in _TEXTS[:6])
+
+
+def _list_name(row: Any) -> str:
+    """The column with a list of messages: one of the usual names, or any in which a user speaks; empty if none."""
+    lists = [name for name in _LISTS if is_list(value_at(row, name))]
+    spoken = [name for name in lists if _list_shape(value_at(row, name))]
+    if spoken or lists or not isinstance(row, Mapping):
+        return (spoken or lists or [""])[0]
+    others = (n for n in row if n not in (*_ANSWERS, *_HISTORIES) and is_list(value_at(row, n)))
+    return next((name for name in others if _has_user(value_at(row, name))), "")
+
+
+def _text_name(row: Any) -> str:
+    """The column with a prompt: certain names first, then what has an answer beside it; empty if none."""
+    if not isinstance(row, Mapping):
+        return ""
+    halves = USER_HALVES if any(name in row for name in OTHER_HALVES) else ()
+    names = [*_TEXTS[:6], *halves, *_TEXTS[6:]]
+    texts = [name for name in names if isinstance(row.get(name), str) and row[name].strip()]
+    return next(iter(texts), "prompt" if isinstance(row.get("prompt"), Mapping) else "")
+
+
+def _has_user(messages: Any) -> bool:
+    return is_list(messages) and any(
+        isinstance(m, Mapping) and role_of(m) == "user" for m in map(parsed, messages)
+    )
 
 
 def _shape_of(row: Any, field: str) -> str | None:
@@ -124,9 +174,9 @@ def _shape_of(row: Any, field: str) -> str | None:
         return _list_shape(row) or ("turns" if is_texts(row) else None)
     if not isinstance(row, Mapping):
         return None
-    for name in _LISTS:
-        if is_list(value := value_at(row, name)) and (shape := _list_shape(value)):
-            return shape
+    listed = _list_name(row)
+    if listed in _LISTS and (shape := _list_shape(value_at(row, listed))):
+        return shape
     if is_list(value_at(row, "turns")):
         return "turns"
     if isinstance(row.get("instruction"), str):
@@ -135,14 +185,16 @@ def _shape_of(row: Any, field: str) -> str | None:
         return "request"
     if any(isinstance(row.get(name), str) for name in _TEXTS) or _chosen(row) or _is_message(row):
         return "prompt"
-    if isinstance(row.get("prompt"), Mapping):
-        return "prompt"  # a tree of OASST
+    if _text_name(row):
+        return "prompt"
+    if listed:
+        return _list_shape(value_at(row, listed))
     return "alternating" if is_texts(value_at(row, "data")) else None
 
 
 def _list_shape(messages: Sequence[Any]) -> str | None:
-    first = parsed(messages[0]) if len(messages) else None
-    if is_list(first) and len(messages) == 1 and len(first) and isinstance(first[0], Mapping):
+    first = next((one for one in map(parsed, messages) if one is not None), None)
+    if is_list(first) and len(messages) == 1 and len(first) and has_role(parsed(first[0])):
         first = first[0]
     if isinstance(first, Mapping) and "from" in first:
         return "sharegpt"
@@ -153,27 +205,24 @@ def _from_thread(thread: Thread | str, columns: Mapping[str, Any]) -> UserTurns 
     """The user's side of a list of messages; `columns` stand beside it."""
     if isinstance(thread, str):
         return thread
+    if _is_given(columns.get("previous_response_id")):
+        return "later_turn"
     turns, losses = list(thread.turns), list(thread.losses)
-    if any(value_at(columns, name) for name in _MEDIA):
+    if any(value_at(columns, name) for name in MEDIA):
         first = next((n for n, turn in enumerate(turns) if "<image>" in turn or "<video>" in turn), 0)
         if not first:
             return "no_text"
         turns, losses = turns[:first], [*losses, "media"]
     system, media = system_in(columns)
     systems = [system] if system else []
-    if media:
-        losses.append("system_media")
-    options = value_at(columns, "chat_template_kwargs") or value_at(
-        columns, "extra_body.chat_template_kwargs"
-    )
-    options = dict(options) if isinstance(options, Mapping) else {}
-    if isinstance(effort := get(columns, "reasoning_effort"), str):
-        options.setdefault("reasoning_effort", effort)  # as servers do
+    options = template_options(columns)
     tools, others = tools_in(columns)
-    if others:
-        losses.append("other_tools")
-    if columns.get("documents") and "messages" in columns:  # templates render these of a request themselves
-        losses.append("documents")
+    told = {
+        "system_media": media,
+        "other_tools": others,
+        "prefill": setting(columns, "continue_final_message"),
+    }
+    losses += [name for name, lost in told.items() if lost]
     results = tuple(map(tuple, thread.results[: len(turns)]))
     return UserTurns(
         tuple(turns),
@@ -186,56 +235,71 @@ def _from_thread(thread: Thread | str, columns: Mapping[str, Any]) -> UserTurns 
     )
 
 
-def _from_turns(texts: Sequence[Any], columns: Mapping[str, Any]) -> UserTurns | str:
-    return _from_thread(read_thread([{"role": "user", "content": text} for text in texts]), columns)
-
-
-def _from_text(text: str, columns: Mapping[str, Any], *, is_prompt: bool) -> UserTurns | str:
-    """A prompt, or the users' side of a rendered conversation."""
-    transcript = read_transcript(text, is_prompt=is_prompt)
-    if isinstance(transcript, str):
-        return transcript
-    turns = [text] if transcript is None else transcript.turns
-    found = _from_turns(turns, columns)
-    if isinstance(found, str) or transcript is None or transcript.system is None:
+def _from_messages(messages: Any, columns: Mapping[str, Any]) -> UserTurns | str:
+    """The user's side of a list of messages; passages beside it are for the template, or for code that isn't here."""
+    found = _from_thread(read_thread(messages), columns)
+    if isinstance(found, str) or not any(passage(value_at(columns, n)) for n in _PASSAGES if n != "input"):
         return found
-    return found._replace(system="\n\n".join(filter(None, [found.system, transcript.system])))
+    return found._replace(losses=(*found.losses, "documents"))
+
+
+def _by_user(texts: Sequence[Any]) -> Thread | str:
+    return read_thread([{"role": "user", "content": text} for text in texts])
+
+
+def _spoken(text: str, *, is_prompt: bool) -> Thread | str:
+    """A prompt, or the users' side of a rendered conversation."""
+    messages = read_transcript(text, is_prompt=is_prompt)
+    if isinstance(messages, str):
+        return messages
+    return _by_user([text]) if messages is None else read_thread(messages)
 
 
 def _from_columns(row: Any, columns: Mapping[str, Any], field: str) -> UserTurns | str:
     """A question in one column, and what belongs to it in others: passage, choices, history."""
-    if field in ("", "prompt") and isinstance(tree := value_at(row, "prompt"), Mapping):
-        return _from_tree(tree, columns)
     if _is_message(row):
         if role_of(row) != "user":
             return "answer" if role_of(row) == "assistant" else "no_user_turn"
-        if any(get(row, name) for name in _PARENTS):
+        if any(_is_given(get(row, name)) for name in _PARENTS) or _index(row) > 1:
             return "later_turn"  # what was said before it stands in other rows
         field = field or next(name for name in _SPOKEN if isinstance(row.get(name), str))
-    name = field or next((n for n in _TEXTS if isinstance(get(row, n), str) and row[n].strip()), "")
-    text = value_at(row, name) if name else _chosen(row)
+    name = field or _text_name(row)
+    inner = value_at(row, name) if name else None
+    text = get(row, name) or inner if name else _chosen(row)
     if is_texts(text) and len(text) == 1:
         text = text[0]
+    if isinstance(inner, Mapping) and has_role(inner):
+        return _from_tree(inner, columns)
+    if is_list(inner) and _list_shape(inner):
+        return _from_messages(inner, columns)
+    if isinstance(inner, Mapping) and _list_name(inner):
+        return _from_request(inner, "")
     if not isinstance(text, str):
         return "shape"
-    passages = [p for n in _PASSAGES if n not in (name, field) and (p := passage(value_at(row, n)))]
-    if name == "instruction":
-        passages = [*(passage(get(row, n)) for n in ("question", "query")), *passages]
-    elif name in ("question", "query"):
-        passages.append(passage(get(row, "text")))
-    choices = next((c for n in _CHOICES if (c := choices_of(value_at(row, n)))), "")
-    history = next((h for n in _HISTORIES if (h := value_at(row, n))), None)
-    whole = "\n\n".join(filter(None, [text.strip(), *dict.fromkeys(passages), choices]))
     if not text.strip():
         return "no_user_turn"
-    if whole == text.strip() and not history:
-        return _from_text(text, columns, is_prompt=name not in _WHOLE and bool(name))
-    earlier = Thread() if history is None else read_thread(history)
-    if isinstance(earlier, str) or earlier.losses:
-        return "history"
-    earlier.turns.append(whole)
-    earlier.results.append([])
-    return _from_thread(earlier, columns)
+    passages = [passage(value_at(row, n)) for n in _PASSAGES if n not in (name, field)]
+    if name == "instruction":
+        passages = [*(passage(get(row, n)) for n in ("question", "query")), *passages]
+    elif name in ("question", "query") and text.strip() not in (beside := passage(get(row, "text"))):
+        passages.append(beside)  # otherwise it is the row's own text, with the answer
+    choices = next((c for n in _CHOICES if (c := choices_of(value_at(row, n)))), "")
+    if not choices and isinstance(get(row, "A"), str) and isinstance(get(row, "B"), str):
+        choices = choices_of({letter: row[letter] for letter in _LETTERS if letter in row})
+    thread = _spoken(text, is_prompt=name not in _WHOLE and bool(name))
+    if isinstance(thread, str):
+        return thread
+    given = dict.fromkeys([thread.turns[-1], *passages, choices])
+    thread.turns[-1] = "\n\n".join(filter(None, given))
+    history = next((h for n in _HISTORIES if (h := value_at(row, n))), None)
+    if history is not None:
+        earlier = _spoken(history, is_prompt=False) if isinstance(history, str) else read_thread(history)
+        if isinstance(earlier, str) or earlier.ended:
+            return "history"
+        for part in ("turns", "results", "systems", "losses"):
+            getattr(earlier, part).extend(getattr(thread, part))
+        thread = earlier
+    return _from_thread(thread, columns)
 
 
 def _from_tree(node: Mapping[str, Any], columns: Mapping[str, Any]) -> UserTurns | str:
@@ -250,49 +314,47 @@ def _from_tree(node: Mapping[str, Any], columns: Mapping[str, Any]) -> UserTurns
 
 
 def _from_request(row: Any, field: str) -> UserTurns | str:
-    start = value_at(row, field) if field and value_at(row, field) is not None else row
-    category = first_text(row, _CATEGORIES)
-    found: UserTurns | str = "shape"
-    for body in _requests(parsed(start)):
-        columns = body if isinstance(body, Mapping) else columns_beside(row, field)
-        listed = next(
-            (v for n in ("messages", "contents", "prompt", "input") if is_list(v := value_at(columns, n))),
-            None,
+    start = value_at(row, field) if field else row
+    for body, columns in _requests(parsed(start), columns_beside(row, field) if field else {}):
+        listed = next((v for n in _REQUEST_LISTS if is_list(v := value_at(body, n)) and len(v)), None)
+        text = next((v for n in ("prompt", "input") if isinstance(v := get(body, n), str)), None)
+        native = next(
+            (n for n, beside in _NATIVE.items() if beside in body and isinstance(body.get(n), str)), ""
         )
-        text = next((v for n in ("prompt", "input") if isinstance(v := get(columns, n), str)), None)
-        if is_list(body):
-            found = _from_thread(read_thread(body), columns)
-        elif is_list(listed) and _list_shape(listed):
-            found = _from_thread(read_thread(listed), columns)
-        elif is_texts(listed) and len(listed) == 1:  # a batch of one
-            found = _from_text(listed[0], columns, is_prompt=True)
-        elif text is not None:
-            found = _from_text(text, columns, is_prompt=True)
-        elif get(columns, "prompt") is not None or listed is not None:
-            found = "no_text"
-        else:
-            continue
-        break
-    if isinstance(found, str):
-        return found
-    return found._replace(category=category or found.category)
+        if is_list(listed) and _list_shape(listed):
+            return _from_messages(listed, columns)
+        if is_texts(listed) and len(listed) == 1:  # a batch of one
+            text = listed[0]
+        if text is not None:
+            return _from_thread(_spoken(text, is_prompt=True), columns)
+        if native:
+            return _from_columns(body, columns, native)
+        if get(body, "prompt") is not None or listed is not None:
+            return "no_text"
+    return "shape"
 
 
-def _requests(row: Any, depth: int = 0) -> Iterator[Any]:
-    """What may be the request, outermost first; wrappers are opened as long as nothing else is in them."""
+def _requests(
+    row: Any, outer: Mapping[str, Any], depth: int = 0
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """What may be the request, and all columns beside its messages; wrappers are opened, outermost first."""
     if is_list(row):
-        yield row
-        return
+        yield {"messages": row}, {**outer, "messages": row}
     if not isinstance(row, Mapping):
         return
+    columns = {**outer, **row}
     if is_list(value_at(row, "messages")) or is_list(value_at(row, "contents")):
-        yield row
+        yield row, columns
     elif depth < _DEPTH:
         for name in _BODIES:
             inner = value_at(row, name)
             if isinstance(inner, Mapping) or (is_list(inner) and len(inner) and has_role(parsed(inner[0]))):
-                yield from _requests({**row, "messages": inner} if is_list(inner) else inner, depth + 1)
-    yield row
+                yield from _requests(inner, columns, depth + 1)
+        for name in row:  # wrappers of collectors: jsonPayload, _source, log, ...
+            inner = None if name in (*_BODIES, *_ANSWERS) else value_at(row, name)
+            found = _requests(inner, columns, depth + 1) if isinstance(inner, Mapping) else ()
+            yield from (one for one in found if _has_user(value_at(one[0], "messages")))
+    yield row, columns
 
 
 def _is_message(row: Any) -> bool:
@@ -300,6 +362,15 @@ def _is_message(row: Any) -> bool:
     if not isinstance(row, Mapping) or role_of({k: v for k, v in row.items() if k != "type"}) is None:
         return False
     return any(isinstance(row.get(name), str) for name in _SPOKEN)
+
+
+def _is_given(value: Any) -> bool:
+    return bool(value) and value == value  # NaN stands for nothing in exports
+
+
+def _index(row: Mapping[str, Any]) -> int:
+    """A message's place in its conversation, from 0 or 1; a system prompt may come before a user's first."""
+    return next((row[name] for name in _INDEXES if isinstance(row.get(name), int)), 0)
 
 
 def _chosen(row: Any) -> str | None:
