@@ -51,8 +51,8 @@ TO_ME = re.compile(
     rf"(?:['’]s)?(?! (?:and|und|et|y|e|or|oder|with)\b)(?: [\w'’]+){{1,4}} (?:me|mir|mich|moi|{_MINE})(?!\w)"
 )
 _GIVEN = r"[^\W\d_]{3,20}(?:-[^\W\d_]{2,20})?"
-LOWER = re.compile(  # "my name is john smith", "hey tom, its lisa from work", "my husband tyler"
-    rf"(?i:(?<![\w'’])(?:{_P['first person']}|{_P['presented']})|{_BEGIN}{_MINE} (?:[^\W\d_]{{2,9}} )?(?:{_P['relations']}),?"
+LOWER = re.compile(  # of a text in lower case: "my name is john smith", "hey tom, its lisa from work", "my husband tyler"
+    rf"(?:(?<![\w'’])(?:{_P['first person']}|{_P['presented']})|{_BEGIN}{_MINE} (?:[^\W\d_]{{2,9}} )?(?:{_P['relations']}),?"
     rf"|(?:^|[\n.!?]\s*)(?:{_P['greetings']}),?) (?=(?P<first>{_GIVEN})(?: (?P<second>{_GIVEN}))?(?![^\W_]))"
 )
 # Right after a run of capitals: it is a firm, a place, a law, a thing.

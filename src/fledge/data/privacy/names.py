@@ -25,9 +25,9 @@ from fledge.data.privacy.runs import Token, runs_of_capitals
 _CUED = 0.85
 _SPLIT = re.compile(r", | (?:and|und|et|y|e) ")
 _FAMILY_FIRST = re.compile(  # "Attendees: Smith, John; Doe, Jane", "patient Smith, John"
-    rf"(?:(?P<listed>[;|:(]\s|\n[-*\d. ]{{0,4}})|(?P<cue>[^\W\d_]+) )(?P<name>(?P<family>[{UPPER}][^\W\d_]+), (?P<given>[{UPPER}][^\W\d_]+))"
-    r"(?=\s*[;.,()|\n]|$)"
+    rf"[{UPPER}](?<![^\s*.(-].)[^\W\d_]+, [{UPPER}][^\W\d_]+(?=\s*[;.,()|\n]|$)"
 )
+_LISTED = re.compile(r"(?:[;|:(]\s|\n[-*\d. ]{0,4})$")
 _BESIDE_EMAIL = re.compile(  # "Ann Holm <ann@acme.org>", "@Ann could you"
     rf"(?P<name>[{UPPER}][^\W\d_]+(?: [{UPPER}][^\W\d_]+){{0,3}}),? ?[<(]?[\w.+-]+@|(?<![^\s(,])@(?P<mention>[{UPPER}][^\W\d_]+)(?=[\s,:!?]|$)"
 )
@@ -160,11 +160,12 @@ def _in_lists(clues: Clues) -> Iterator[Finding]:
     """Names with the family name first, or of people whom the text says to be the writer's."""
     words = lexicon()
     for match in _FAMILY_FIRST.finditer(clues.text):
-        family, given = match["family"].lower(), match["given"].lower()
-        cue = match["cue"] and cues.RELATION.search(f"the {match['cue'].lower()} ")
-        listed = _is_listed(given) and not words.is_known_city(family)
-        if (cue or (match["listed"] and listed)) and not {family, given} & (NOT_NAMES | words.regions):
-            yield Finding(*match.span("name"), e.PERSON, _CUED)
+        family, given = match[0].lower().split(", ")
+        before = clues.lower[max(0, match.start() - 24) : match.start()]
+        listed = _is_listed(given) and not words.is_known_city(family) and _LISTED.search(before)
+        cue = not listed and cues.RELATION.search(f"the {before.rpartition(' ')[0].rpartition(' ')[2]} ")
+        if (cue or listed) and not {family, given} & (NOT_NAMES | words.regions):
+            yield Finding(*match.span(), e.PERSON, _CUED)
     for match in cues.ARE_MINE.finditer(clues.text):
         at = match.start("names")
         for name in _SPLIT.split(match["names"]):
@@ -178,9 +179,9 @@ def _in_lists(clues: Clues) -> Iterator[Finding]:
 def _lower_case(clues: Clues) -> Iterator[Finding]:
     """ "my name is john smith", "hey tom, its lisa from work": given names that are no other word."""
     words = lexicon()
-    for match in cues.LOWER.finditer(clues.text):
+    for match in cues.LOWER.finditer(clues.lower):
         first, second = match["first"], match["second"] or ""
-        if not first[0].islower() or first in NOT_NAMES or is_fictional_word(first):
+        if clues.text[match.start("first")].isupper() or first in NOT_NAMES or is_fictional_word(first):
             continue
         odd = first in words.rare_given and first not in words.common
         full = words.is_given(first) and not words.is_ambiguous_name(first) and words.is_family(second)

@@ -26,6 +26,7 @@ _TOWN = rf"{_WORD}(?:(?: (?:{_P['inside names']}))? {_WORD}){{0,4}}"
 _CANDIDATE = re.compile(rf"(?<![\w@/\\.#$-]){_TOWN}(?![\w@\\(=]|\.[a-z])")
 _LIVING = rf"(?<![^\W_])(?:(?:{_P['living']})(?: [\w./-]+){{0,3}} (?:{_P['in']})|{_P['home']})"
 _FIELD = rf"(?<![^\W_])(?:{_P['fields']})\s?[:=]\s*"
+_CUE = re.compile(f"{_LIVING}|{_FIELD}")
 _HOME = re.compile(rf"(?:{_LIVING} (?:the )?|{_FIELD})$")
 _LOWER = re.compile(rf"{_LIVING} (?P<town>[a-zà-öø-ÿ]{{3,20}}(?:[ '’-][a-zà-öø-ÿ]{{1,20}}){{0,3}})")
 _PAIR = re.compile(r" (?:to|and|nach|und|à|et|a|y|para|e) ")  # from X to Y
@@ -65,14 +66,16 @@ def find_places(clues: Clues) -> Iterator[Finding]:
 
 def _towns(clues: Clues) -> Iterator[Finding]:
     lists, last = lexicon(), None  # the end of the last home
+    first_cue = _CUE.search(clues.lower)
     for match in _CANDIDATE.finditer(clues.text):
         start, stop = match.span()
         first = re.split(r"[ '’-]", match[0].lower())[0]
         if first in NOT_NAMES or is_fictional_word(first):
             continue
-        home = (last is not None and _PAIR.fullmatch(clues.text, last, start) is not None) or _HOME.search(
-            clues.lower, max(0, start - 60), start
-        ) is not None
+        home = (last is not None and _PAIR.fullmatch(clues.text, last, start) is not None) or (
+            first_cue is not None
+            and _HOME.search(clues.lower, max(first_cue.start(), start - 60), start) is not None
+        )
         end = _longest(clues, start, stop, lists.cities)
         if end is None and home:
             end = _longest(clues, start, stop, lists.regions) or (
