@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from fledge.data.privacy import cues
 from fledge.data.privacy import entities as e
@@ -23,6 +24,7 @@ from fledge.data.privacy.organizations import ends_in_firm
 from fledge.data.privacy.runs import Token, runs_of_capitals
 
 _CUED = 0.85
+_MADE_UP = 0.2  # with a cue, in a sum or a story: beside other personal data it counts, as WEAK ones do
 _SPLIT = re.compile(r", | (?:and|und|et|y|e) ")
 _FAMILY_FIRST = re.compile(  # "Attendees: Smith, John; Doe, Jane", "patient Smith, John"
     rf"[{UPPER}](?<![^\s*.(-].)[^\W\d_]+, [{UPPER}][^\W\d_]+(?=\s*[;.,()|\n]|$)"
@@ -55,7 +57,7 @@ def _in_run(clues: Clues, run: list[Token]) -> Iterator[Finding]:
         at += run[at].word.rstrip(".") in HONORIFICS and at + 1 < len(run)
         before = clues.lower[max(0, run[at].start - 48) : run[at].start]
         score = _score(clues, run, at, before)
-        size = _size(clues, run, at, score > WEAK) if score else 0
+        size = _size(clues, run, at, score != WEAK) if score else 0
         end = run[at + size - 1].end if size else 0
         if score == WEAK and (size > 1 or _is_listed(run[at].word)) and cues.TO_ME.match(clues.lower, end):
             score = _CUED
@@ -75,15 +77,16 @@ def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
     named, rare = words.is_any_name(word), _is_rare(clues, word)
     if len(text) < 2 or (len(text) <= 4 and text.isupper() and not words.is_given(word)):
         return 0.0  # SSN, ABA
+    sure = _MADE_UP if _is_made_up(clues) else _CUED
     if cues.TITLE.search(before):
-        return 0.0 if words.is_everyday(word) else _CUED
+        return 0.0 if words.is_everyday(word) else sure
     if (named and not words.is_word(word)) or rare:
         if cues.INTRODUCTION.search(before):
             return _CUED
         noun = clues.language == "de" and not named  # German nouns have capitals too
         full = named or at + 1 < len(run) or (word not in words.common and cues.RELATED.search(before))
         if full and not noun and cues.RELATION.search(before):
-            return _CUED
+            return sure
     if _is_listed(word) and cues.MENTION.search(before):
         return _CUED
     if run[at].initial:
@@ -92,6 +95,12 @@ def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
         return WEAK
     follows = run[at + 1].word if at + 1 < len(run) else ""
     return WEAK if rare and words.is_family(follows) and follows not in NOT_NAMES else 0.0
+
+
+@lru_cache(maxsize=4)
+def _is_made_up(clues: Clues) -> bool:
+    """Whether it is a sum, a story or a question in which nobody speaks: "Mrs. Lopez has 24 eggs. How many ..."."""
+    return cues.MADE_UP.search(clues.lower) is not None and cues.SPEAKERS.search(clues.lower) is None
 
 
 def _size(clues: Clues, run: list[Token], at: int, cued: bool) -> int:
