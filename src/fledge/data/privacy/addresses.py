@@ -40,7 +40,6 @@ _PATTERNS = tuple(
         (_P["unit"], rf"(?:Unit|Flat|Apartment|Suite|Shop|Level) \d{{1,4}}\w?(?:,? |/)(?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,4}}\.?", _CODED),
         ("h|house|plot|door|flat", rf"(?:H\.? ?No|(?:House|Plot|Door|Flat) No)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_NAME}", _ALONE),
         (f"p|{_P['boxes']}", rf"(?:P\.? ?O\.? Box|(?i:{_P['boxes']}))(?: n\.? ?[º°]| Nr\.| no\.)? \d{{1,6}}(?: \d{{2,3}}){{0,2}}(?!\d)", _ALONE),
-        ("psc|unit|usn\\w*", r"(?:(?:PSC|Unit) \d{3,5},? Box \d{3,5}|USNS? \w+),?\s(?:[AFD]PO) A[AEP] \d{5}", _ALONE),
         ("", rf"(?P<street>(?:{_CAP}[ -]){{0,2}}?(?=[{UPPER}])[^\W\d_]*(?:{_P['german']})) {_NUMBER}(?!\w|[.,]\d)", _ALONE),
         (_P["before german"], rf"(?i:{_P['before german']}) (?:(?!\w+(?:{_P['german']}) ){_CAP} ?){{1,2}}(?<= )\d{{1,3}}(?: ?[a-h])?(?![\w%€°]|[.,:]\d| [{UPPER}]| uhr)", _PLACED),
         (_P["romance"], rf"(?:{_NUMBER},? )?(?i:{_P['romance']})(?!\w) ?{_PART}{_HOUSE}?{_DOOR}{{0,2}}", _ALONE),
