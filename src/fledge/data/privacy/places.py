@@ -52,7 +52,8 @@ def find_places(clues: Clues) -> Iterator[Finding]:
         start = match.start("town")
         end = None if clues.text[start].isupper() else _longest(clues, start, match.end(), lists.cities)
         name = clues.text[start:end]
-        rare = lists.is_known_city(name) or (len(name) > 4 and lists.common.get(name, 0.0) < 4.0)
+        plain = lists.common.get(name, 0.0) >= 4.0 or all(map(lists.is_everyday, name.split()))  # "a new city"
+        rare = lists.is_known_city(name) or (len(name) > 4 and not plain)
         if end and rare and name not in NOT_NAMES | COMMON_PLACES and not is_fictional_word(name.split()[0]):
             yield Finding(start, end, e.LOCATION, 0.65)
     if clues.capitals:
