@@ -47,8 +47,8 @@ _TOWN_AFTER_CODE = re.compile(
 
 def find_places(clues: Clues) -> Iterator[Finding]:
     """Towns and postal codes; cities without any of it beside them are WEAK."""
-    lists = lexicon()
-    for match in _LOWER.finditer(clues.lower):
+    lists, cue = lexicon(), _CUE.search(clues.lower)
+    for match in _LOWER.finditer(clues.lower, cue.start()) if cue else ():
         start = match.start("town")
         end = None if clues.text[start].isupper() else _longest(clues, start, match.end(), lists.cities)
         name = clues.text[start:end]
@@ -57,19 +57,19 @@ def find_places(clues: Clues) -> Iterator[Finding]:
         if end and rare and name not in NOT_NAMES | COMMON_PLACES and not is_fictional_word(name.split()[0]):
             yield Finding(start, end, e.LOCATION, 0.65)
     if clues.capitals:
-        yield from _towns(clues)
+        yield from _towns(clues, cue)
     if clues.digits:
         yield from _postcodes(clues)
 
 
-def _towns(clues: Clues) -> Iterator[Finding]:
-    lists, first_cue = lexicon(), _CUE.search(clues.lower)
+def _towns(clues: Clues, cue: re.Match[str] | None) -> Iterator[Finding]:
+    lists = lexicon()
     for match in _CANDIDATE.finditer(clues.text):
         start, stop = match.span()
         first = re.split(r"[ '’-]", match[0].lower())[0]
         if first in NOT_NAMES or is_fictional_word(first):
             continue
-        home = first_cue and _HOME.search(clues.lower, max(first_cue.start(), start - 60), start)
+        home = cue and _HOME.search(clues.lower, max(cue.start(), start - 60), start)
         end = _longest(clues, start, stop, lists.cities)
         if end is None and home:
             end = _longest(clues, start, stop, lists.regions)
