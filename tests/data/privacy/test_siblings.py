@@ -131,6 +131,7 @@ FOUND = {
         "Vivo en la «Calle Mayor 23, 28013 Madrid».",
         "Moro na «Rua das Flores, 120, São Paulo».",
         "We moved to Fairview, Texas «75069» last year.",
+        "Please return it to «PSC 4817, Box 2203\nAPO AE 09012».",
     ],
     "people": [
         "My name is «Priya Raman» and I want to return a lamp.",
@@ -155,6 +156,7 @@ FOUND = {
         "How much does Dr. «Prescott» charge? Her number is «020 7123 4567».",
         "Dear Mrs. «Lopez», how many of the 24 chairs have arrived?",
         "Mrs. «Holloway», who is 54, was admitted on Monday.",
+        "Hello, this is Dr. «Ronald Bodnar». Who are you?",
         "Wie viele Stunden muss Frau «Obermoser» bei uns arbeiten?",
         "Combien d'heures Mme «Lachaux» travaille-t-elle chez nous ?",
     ],

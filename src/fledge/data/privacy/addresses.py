@@ -40,6 +40,7 @@ _PATTERNS = tuple(
         (_P["unit"], rf"(?:Unit|Flat|Apartment|Suite|Shop|Level) \d{{1,4}}\w?(?:,? |/)(?:\d{{1,5}} )?{_CAP}(?: {_CAP}){{0,4}}\.?", _CODED),
         ("h|house|plot|door|flat", rf"(?:H\.? ?No|(?:House|Plot|Door|Flat) No)\.? ?\d{{1,4}}[\w/-]{{0,6}},? {_NAME}", _ALONE),
         (f"p|{_P['boxes']}", rf"(?:P\.? ?O\.? Box|(?i:{_P['boxes']}))(?: n\.? ?[º°]| Nr\.| no\.)? \d{{1,6}}(?: \d{{2,3}}){{0,2}}(?!\d)", _ALONE),
+        ("psc|unit|usn\\w*", r"(?:(?:PSC|Unit) \d{3,5},? Box \d{3,5}|USNS? \w+),?\s(?:[AFD]PO) A[AEP] \d{5}", _ALONE),
         ("", rf"(?P<street>(?:{_CAP}[ -]){{0,2}}?(?=[{UPPER}])[^\W\d_]*(?:{_P['german']})) {_NUMBER}(?!\w|[.,]\d)", _ALONE),
         (_P["before german"], rf"(?i:{_P['before german']}) (?:(?!\w+(?:{_P['german']}) ){_CAP} ?){{1,2}}(?<= )\d{{1,3}}(?: ?[a-h])?(?![\w%€°]|[.,:]\d| [{UPPER}]| uhr)", _PLACED),
         (_P["romance"], rf"(?:{_NUMBER},? )?(?i:{_P['romance']})(?!\w) ?{_PART}{_HOUSE}?{_DOOR}{{0,2}}", _ALONE),
@@ -47,7 +48,7 @@ _PATTERNS = tuple(
         (_P["grid"], rf"(?i:{_P['grid']})\.? \d{{1,3}}\w?(?: (?i:bis|sur|norte|este|oeste))? (?:#|[nN]o?\.?[°º]?\.?) ?\d{{1,3}}\w? ?[-–] ?\d{{1,3}}(?: (?i:sur|norte|este|oeste))?(?!\w)", _ALONE),
     )
 )  # fmt: skip
-_ANY_WORD = re.compile(f"{'|'.join(words.pattern for words, _, _ in _PATTERNS if words.pattern)}")
+_ANY_WORD = re.compile("|".join(words.pattern for words, _, _ in _PATTERNS if words.pattern))
 _SENT = re.compile(
     rf"(?<![^\W_])(?:{_P['before']})(?: [\w'’-]+){{0,4}}[ :,.]{{0,3}}\n? ?(?:n[oa]s? |[aà] |en )?$"
 )

@@ -30,6 +30,7 @@ _CUE = re.compile(f"{_LIVING}|{_FIELD}")
 _HOME = re.compile(rf"(?:{_LIVING} (?:the )?|{_FIELD})$")
 _LOWER = re.compile(rf"{_LIVING} (?P<town>[a-zà-öø-ÿ]{{3,20}}(?:[ '’-][a-zà-öø-ÿ]{{1,20}}){{0,3}})")
 _ON_A_RIVER = re.compile(r" (?:am|an der|im) ([^\W\d_]+)")  # Freiburg im Breisgau
+_STATE = re.compile(rf",\s(?P<state>[A-Z]{{2}}(?!\w)|{_WORD}(?: {_WORD}){{0,2}})")
 _CODE = re.compile(  # Great Britain, Canada
     r"(?<![\w-])(?P<code>[A-PR-UWYZ][A-HK-Y]?\d[\dA-HJKPSTUW]? \d[ABD-HJLNP-UW-Z]{2}|[ABCEGHJ-NPRSTVXY]\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d)(?!\w)"
 )
@@ -52,7 +53,9 @@ def find_places(clues: Clues) -> Iterator[Finding]:
         start = match.start("town")
         end = None if clues.text[start].isupper() else _longest(clues, start, match.end(), lists.cities)
         name = clues.text[start:end]
-        plain = lists.common.get(name, 0.0) >= 4.0 or all(map(lists.is_everyday, name.split()))  # "a new city"
+        plain = lists.common.get(name, 0.0) >= 4.0 or all(
+            map(lists.is_everyday, name.split())
+        )  # "a new city"
         rare = lists.is_known_city(name) or (len(name) > 4 and not plain)
         if end and rare and name not in NOT_NAMES | COMMON_PLACES and not is_fictional_word(name.split()[0]):
             yield Finding(start, end, e.LOCATION, 0.65)
@@ -76,8 +79,13 @@ def _towns(clues: Clues, cue: re.Match[str] | None) -> Iterator[Finding]:
             end = stop if end is None and _may_be_a_town(clues, match[0]) else end
         river = _ON_A_RIVER.match(clues.text, end, stop) if end else None
         end = river.end() if river and river[1].lower() not in NOT_NAMES else end
-        known = end and lists.is_known_city(clues.lower[start:end]) and not _goes_on(clues.lower[end:stop])
-        if end and (home or known):
+        if end is None:
+            continue
+        region_end = _region_after(clues, end)
+        if home and region_end:
+            yield Finding(end + 2, region_end, e.LOCATION, 0.75)
+        known = region_end or lists.is_known_city(clues.lower[start:end])
+        if home or (known and not _goes_on(clues.lower[end:stop])):
             yield Finding(start, end, e.LOCATION, 0.75 if home else WEAK)
 
 
@@ -92,6 +100,14 @@ def _goes_on(rest: str) -> bool:
     """Whether the words after a city make it a person's name or a firm's: "Paris Hilton", "Lima Ltd"."""
     word = rest.split()[0] if rest.split() else ""
     return bool(word) and (lexicon().is_family(word) or word not in lexicon().common)
+
+
+def _region_after(clues: Clues, end: int) -> int | None:
+    """Where the state or country after a town ends: ", IL", ", Germany"."""
+    match = _STATE.match(clues.text, end)
+    if match is None or match["state"] in lexicon().state_codes:
+        return match.end() if match else None
+    return _longest(clues, match.start("state"), match.end(), lexicon().regions)
 
 
 def _postcodes(clues: Clues) -> Iterator[Finding]:
