@@ -110,7 +110,7 @@ def _place(words: str, after_code: bool) -> str:
     """The town, state or country that the words begin with: any unusual word after a postal code."""
     lists, first = lexicon(), words.split(" ")[0]
     while words and words not in lists.state_codes:
-        if words.lower() in lists.regions or lists.is_city(words.lower()):
+        if words.lower() in lists.regions or words.lower() in lists.cities:
             return words
         words = words.rpartition(" ")[0]
     return words or (first if after_code and first.lower() not in lists.common else "")

@@ -175,7 +175,7 @@ def _is_name(kind: Kind, value: str, quoted: bool) -> bool:
         return False
     rare = [words.common.get(part, 0.0) < _EVERYDAY or words.is_any_name(part) for part in parts]
     if kind.entity == e.LOCATION:
-        return value[0].isupper() and (quoted or words.is_city(value.lower()) or all(rare))
+        return value[0].isupper() and (quoted or value.lower() in words.cities or all(rare))
     if not any(rare) and not (kind.sure and quoted and not any(map(words.is_everyday, parts))):
         return False
     if kind.sure:

@@ -124,10 +124,6 @@ class Lexicon:
             return name not in self.given and people >= _FAMOUS
         return True
 
-    def is_city(self, name: str) -> bool:
-        """Whether there is a city of that name."""
-        return name in self.cities
-
 
 @cache
 def lexicon() -> Lexicon:
