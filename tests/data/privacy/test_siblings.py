@@ -131,6 +131,7 @@ FOUND = {
         "Vivo en la «Calle Mayor 23, 28013 Madrid».",
         "Moro na «Rua das Flores, 120, São Paulo».",
         "We moved to Fairview, Texas «75069» last year.",
+        "Please return it to «PSC 4817, Box 2203\nAPO AE 09012».",
     ],
     "people": [
         "My name is «Priya Raman» and I want to return a lamp.",
@@ -150,6 +151,14 @@ FOUND = {
         "Chen Wei and «Liu Yang» are my colleagues.",
         "Name: «Halima Yusuf»\nEmail: «halima.y@postbox.org»",
         "patient: «Rosalind Pike», admitted on Monday",
+        "Mrs. «Lopez» owes me 240 dollars. How many months should I give her?",
+        "Write a story about my boss Mr. «Okafor».",
+        "How much does Dr. «Prescott» charge? Her number is «020 7123 4567».",
+        "Dear Mrs. «Lopez», how many of the 24 chairs have arrived?",
+        "Mrs. «Holloway», who is 54, was admitted on Monday.",
+        "Hello, this is Dr. «Ronald Bodnar». Who are you?",
+        "Wie viele Stunden muss Frau «Obermoser» bei uns arbeiten?",
+        "Combien d'heures Mme «Lachaux» travaille-t-elle chez nous ?",
     ],
     "towns": [
         "I live in «Chattanooga» and hate the traffic.",
@@ -226,6 +235,25 @@ CLEAN = {
         "Write a dialogue between two robots, Zed-9 and Unit 47.",
         "In the film, Rick tells Sam to play it again in Casablanca.",
     ],
+    "people with titles in sums and stories": [
+        "Mrs. Lopez bakes 36 rolls and sells 4 of them for 5 dollars. How much does she earn?",
+        "Mr. Collins has 12 pens and gives 3 to each of his pupils. How many pupils are there?",
+        "The teacher Clara has 28 pupils. How many groups of 4 can she make?",
+        "Mr. Brandt buys a boat for 900 dollars. What will be its price after 3 years?",
+        "Herr Weber kauft 3 Hefte zu 2 Euro. Wie viel bezahlt er?",
+        "Mme Dupont a 24 bonbons pour 6 enfants. Combien chacun en reçoit-il ?",
+        "La señora Ruiz reparte 30 caramelos entre 5 niños. ¿Cuántos recibe cada uno?",
+        "O senhor Costa tem 12 galinhas e vende 5. Quantas sobram?",
+        "In the novel, why does Mr. Collins propose to Elizabeth?",
+        "Why does Mr. Collins propose to Charlotte in Pride and Prejudice?",
+        "In Pride and Prejudice, why does Mr. Collins visit Longbourn?",
+        "What does Mr. Darcy say to Mrs. Bennet at the ball?",
+        "Write a short story in which Dr. Marlowe discovers a hidden door.",
+        "Schreibe ein Märchen, in dem Frau Holm drei Wölfe trifft.",
+        "Résume le roman où M. Lheureux prête de l'argent à Emma.",
+        "Escribe un cuento sobre la señora Ruiz y su gato.",
+        "Escreva um conto em que o senhor Costa perde o chapéu.",
+    ],
     "products and daily life": [
         "Is the Galaxy S23 better than the Pixel 8 for 799 dollars?",
         "Compare Windows 11, Ubuntu 22.04 and macOS 14.",
@@ -268,6 +296,13 @@ def test_personal_data_is_covered(privacy: PrivacyFilter, kind: str, marked: str
 @pytest.mark.parametrize(("kind", "text"), _cases(CLEAN))
 def test_a_text_about_nobody_stays(privacy: PrivacyFilter, kind: str, text: str) -> None:
     assert [text[f.start : f.end] for f in privacy.scan(text)] == [], kind
+
+
+@pytest.mark.xfail(
+    strict=True, reason="no word says that it is a novel's (docs/privacy.md, what it does not do)"
+)
+def test_a_passage_of_a_novel_stays(privacy: PrivacyFilter) -> None:
+    assert privacy.scan("Mr. Collins bowed to the ladies and left. Put this into the present tense.") == []
 
 
 def missed(privacy: PrivacyFilter, marked: str) -> list[str]:

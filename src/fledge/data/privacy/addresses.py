@@ -48,6 +48,7 @@ _PATTERNS = tuple(
         (_P["grid"], rf"(?i:{_P['grid']})\.? \d{{1,3}}\w?(?: (?i:bis|sur|norte|este|oeste))? (?:#|[nN]o?\.?[°º]?\.?) ?\d{{1,3}}\w? ?[-–] ?\d{{1,3}}(?: (?i:sur|norte|este|oeste))?(?!\w)", _ALONE),
     )
 )  # fmt: skip
+_ANY_WORD = re.compile("|".join(words.pattern for words, _, _ in _PATTERNS if words.pattern))
 _SENT = re.compile(
     rf"(?<![^\W_])(?:{_P['before']})(?: [\w'’-]+){{0,4}}[ :,.]{{0,3}}\n? ?(?:n[oa]s? |[aà] |en )?$"
 )
@@ -68,8 +69,10 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
     """Street addresses: all of them have a number."""
     if not (clues.digits and clues.capitals):
         return
+    first = _ANY_WORD.search(clues.lower)
     for words, pattern, needs in _PATTERNS:
-        for match in pattern.finditer(clues.text) if words.search(clues.lower) else ():
+        hinted = not words.pattern or (first and words.search(clues.lower, first.start()))
+        for match in pattern.finditer(clues.text) if hinted else ():
             if not any(map(str.isdigit, match[0])):
                 continue
             end, coded = _rest(clues, match.end())
@@ -107,7 +110,7 @@ def _place(words: str, after_code: bool) -> str:
     """The town, state or country that the words begin with: any unusual word after a postal code."""
     lists, first = lexicon(), words.split(" ")[0]
     while words and words not in lists.state_codes:
-        if words.lower() in lists.regions or lists.is_city(words.lower()):
+        if words.lower() in lists.regions or words.lower() in lists.cities:
             return words
         words = words.rpartition(" ")[0]
     return words or (first if after_code and first.lower() not in lists.common else "")

@@ -44,6 +44,8 @@ Span = tuple[int, int]
 
 def find_births(clues: Clues) -> Iterator[Finding]:
     """Dates of birth."""
+    if not clues.digits:
+        return
     folded = fold(clues.lower)
     born = [match.span() for match in _BORN.finditer(folded)]
     if not born:

@@ -75,7 +75,6 @@ _WEBHOOK = re.compile(
     r"//(?:hooks\.slack\.com/(?:services|workflows)/\w|discord(?:app)?\.com/api/webhooks/\d|[\w.-]+\.webhook\.office\.com/webhook)"
 )
 _FEWEST = 7  # minimum digits of a telephone number
-_DATE_LIKE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{4}-\d{4}")
 
 
 def find_contacts(clues: Clues) -> Iterator[Finding]:
@@ -101,14 +100,14 @@ def find_contacts(clues: Clues) -> Iterator[Finding]:
 def _phones(clues: Clues) -> Iterator[Finding]:
     text = clues.text
     for match in _INTERNATIONAL.finditer(text):
-        if 8 <= sum(c.isdigit() for c in match[0]) <= 19 and not _DATE_LIKE.fullmatch(match[0]):
+        if 8 <= sum(c.isdigit() for c in match[0]) <= 19:
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     for match in _TRUSTED.finditer(text):
-        if not _DATE_LIKE.fullmatch(match[0]) and not _is_another(clues, *match.span()):
+        if not _is_another(clues, *match.span()):
             yield Finding(match.start(), match.end(), e.PHONE_NUMBER, 0.8)
     for match in _PLAIN.finditer(text):
         start, end = match.span()
-        if not 9 <= sum(map(str.isdigit, match[0])) <= 13 or _DATE_LIKE.fullmatch(match[0]):
+        if not 9 <= sum(map(str.isdigit, match[0])) <= 13:
             continue
         evident = match[0][0] in "0(" or "@" in text[max(0, start - 60) : end + 60]
         evident = evident or _BEFORE.search(clues.lower, max(0, start - 16), start) is not None

@@ -74,10 +74,12 @@ def _by_word() -> dict[str, list[tuple[Any, str, re.Pattern[str]]]]:
 @contextmanager
 def without_models() -> Iterator[None]:
     """Imports of Presidio without torch and transformers, which its spaCy imports if it can: 4 s that patterns don't need."""
-    hidden = [name for name in ("torch", "transformers") if name not in sys.modules]
+    hidden = {name: sys.modules.pop(name, None) for name in ("torch", "transformers")}
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: not importable
     try:
         yield
     finally:
-        for name in hidden:
+        for name, module in hidden.items():
             del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module

@@ -51,9 +51,14 @@ TO_ME = re.compile(
     rf"(?:['’]s)?(?! (?:and|und|et|y|e|or|oder|with)\b)(?: [\w'’]+){{1,4}} (?:me|mir|mich|moi|{_MINE})(?!\w)"
 )
 _GIVEN = r"[^\W\d_]{3,20}(?:-[^\W\d_]{2,20})?"
-LOWER = re.compile(  # "my name is john smith", "hey tom, its lisa from work", "my husband tyler"
-    rf"(?i:(?<![\w'’])(?:{_P['first person']}|{_P['presented']})|{_BEGIN}{_MINE} (?:[^\W\d_]{{2,9}} )?(?:{_P['relations']}),?"
+LOWER = re.compile(  # of a text in lower case: "my name is john smith", "hey tom, its lisa from work", "my husband tyler"
+    rf"(?:(?<![\w'’])(?:{_P['first person']}|{_P['presented']})|{_BEGIN}{_MINE} (?:[^\W\d_]{{2,9}} )?(?:{_P['relations']}),?"
     rf"|(?:^|[\n.!?]\s*)(?:{_P['greetings']}),?) (?=(?P<first>{_GIVEN})(?: (?P<second>{_GIVEN}))?(?![^\W_]))"
 )
+# A sum, a story, a question about others: if nobody speaks in it, whoever has a title or a trade is nobody's acquaintance.
+MADE_UP = re.compile(
+    rf"(?:{_BEGIN}(?:{_P['made up']})|(?:^|[.!?\n] ?)(?:(?:in|dans|en|em) [^.,]{{2,40}}, )?[¿\"]?(?:{_P['questions']}))(?![^\W_])"
+)
+SPEAKERS = re.compile(rf"(?<![\w'’])(?:{_P['speakers']})(?!\w)")
 # Right after a run of capitals: it is a firm, a place, a law, a thing.
 NEXT_IS_NO_PERSON = re.compile(rf"(?:['’]s?)?\s(?:{_P['no_person_after']})(?![^\W_])")

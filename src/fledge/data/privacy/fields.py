@@ -61,7 +61,6 @@ _AROUND = 220  # characters on either side that are searched for a record's othe
 _EVERYDAY = 4.0  # Zipf frequency from which a single word isn't a name, whatever the key
 
 _CELL = {mark: re.compile(rf'"[^"\n]*"|[^{re.escape(mark)}\n]*') for mark in ",;\t|"}
-_RULER = re.compile(r"[\s|:+-]+")
 _INSERT = re.compile(r"insert\s+into\s+[\w.\"`]{1,60}\s*\((?P<head>[^()\n]{3,400})\)\s*values", re.IGNORECASE)
 _ROW = re.compile(r"\s*,?\s*\((?P<row>[^()\n]{3,600})\)")
 _SQL_CELL = re.compile(r"'(?:[^'\n]|'')*'|\"[^\"\n]*\"|[^,\n]*")
@@ -176,7 +175,7 @@ def _is_name(kind: Kind, value: str, quoted: bool) -> bool:
         return False
     rare = [words.common.get(part, 0.0) < _EVERYDAY or words.is_any_name(part) for part in parts]
     if kind.entity == e.LOCATION:
-        return value[0].isupper() and (quoted or words.is_city(value.lower()) or all(rare))
+        return value[0].isupper() and (quoted or value.lower() in words.cities or all(rare))
     if not any(rare) and not (kind.sure and quoted and not any(map(words.is_everyday, parts))):
         return False
     if kind.sure:
@@ -204,8 +203,6 @@ def _tables(text: str) -> Iterator[Finding]:
     for line in text.split("\n"):
         start, at = at, at + len(line) + 1
         end = at - 1
-        if kinds and _RULER.fullmatch(line):
-            continue
         cells = _cells(_CELL[mark], text, start, end) if kinds else []
         if kinds and len(cells) == len(kinds):
             yield from _row(text, kinds, cells)

@@ -33,9 +33,6 @@ _PROFILE = re.compile(
 _NOBODY = read_words("no_handles")
 _NUMBER = r"[-+−]?\d{1,3}\.\d{3,}"
 _PAIR = re.compile(rf"(?<![\w.])(?P<lat>{_NUMBER})°? ?[NS]?[,;/ ]\s?(?P<lon>{_NUMBER})°? ?[EWO]?(?![\w.]\d)")
-_KEYED = re.compile(
-    rf"\blat(?:itude)?[\"']?\s?[:=]\s?[\"']?{_NUMBER}[\"']?[,;&\s]+[\"']?(?:lng|lon(?:g|gitude)?)[\"']?\s?[:=]\s?[\"']?{_NUMBER}"
-)
 _DEGREES = re.compile(
     r"\d{1,2}° ?\d{1,2}['’′] ?\d{1,2}(?:\.\d+)?(?:\"|''|″)? ?[NS],? ?\d{1,3}° ?\d{1,2}['’′] ?\d{1,2}(?:\.\d+)?(?:\"|''|″)? ?[EWO](?!\w)"
 )
@@ -68,9 +65,8 @@ def find_coordinates(clues: Clues) -> Iterator[Finding]:
     """Points on the map; a pair of numbers needs a word or a degree sign beside it."""
     if clues.digits < 6 or ("." not in clues.text and "°" not in clues.text):
         return
-    for pattern in (_KEYED, _DEGREES):
-        for match in pattern.finditer(clues.text):
-            yield Finding(match.start(), match.end(), e.LOCATION, 0.8)
+    for match in _DEGREES.finditer(clues.text):
+        yield Finding(match.start(), match.end(), e.LOCATION, 0.8)
     for match in _PAIR.finditer(clues.text):
         near = "°" in match[0] or _MAPPED.search(clues.lower, max(0, match.start() - 40), match.end() + 20)
         lat, lon = (float(match[name].replace("−", "-")) for name in ("lat", "lon"))

@@ -40,6 +40,8 @@ _ACCENTED = 4.3  # Zipf frequency from which an accented word isn't also looked 
 @lru_cache(maxsize=16_384)
 def unaccented(word: str) -> str:
     """Without accents: Thais for Thaís."""
+    if word.isascii():
+        return word
     return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
 
 
@@ -121,10 +123,6 @@ class Lexicon:
         if name in self.given or name in self.family:
             return name not in self.given and people >= _FAMOUS
         return True
-
-    def is_city(self, name: str) -> bool:
-        """Whether there is a city of that name."""
-        return name in self.cities
 
 
 @cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from fledge.data.privacy import cues
 from fledge.data.privacy import entities as e
@@ -23,11 +24,12 @@ from fledge.data.privacy.organizations import ends_in_firm
 from fledge.data.privacy.runs import Token, runs_of_capitals
 
 _CUED = 0.85
+_MADE_UP = 0.2  # with a cue, in a sum or a story: beside other personal data it counts, as WEAK ones do
 _SPLIT = re.compile(r", | (?:and|und|et|y|e) ")
 _FAMILY_FIRST = re.compile(  # "Attendees: Smith, John; Doe, Jane", "patient Smith, John"
-    rf"(?:(?P<listed>[;|:(]\s|\n[-*\d. ]{{0,4}})|(?P<cue>[^\W\d_]+) )(?P<name>(?P<family>[{UPPER}][^\W\d_]+), (?P<given>[{UPPER}][^\W\d_]+))"
-    r"(?=\s*[;.,()|\n]|$)"
+    rf"[{UPPER}](?<![^\s*.(-].)[^\W\d_]+, [{UPPER}][^\W\d_]+(?=\s*[;.,()|\n]|$)"
 )
+_LISTED = re.compile(r"(?:[;|:(]\s|\n[-*\d. ]{0,4})$")
 _BESIDE_EMAIL = re.compile(  # "Ann Holm <ann@acme.org>", "@Ann could you"
     rf"(?P<name>[{UPPER}][^\W\d_]+(?: [{UPPER}][^\W\d_]+){{0,3}}),? ?[<(]?[\w.+-]+@|(?<![^\s(,])@(?P<mention>[{UPPER}][^\W\d_]+)(?=[\s,:!?]|$)"
 )
@@ -55,7 +57,7 @@ def _in_run(clues: Clues, run: list[Token]) -> Iterator[Finding]:
         at += run[at].word.rstrip(".") in HONORIFICS and at + 1 < len(run)
         before = clues.lower[max(0, run[at].start - 48) : run[at].start]
         score = _score(clues, run, at, before)
-        size = _size(clues, run, at, score > WEAK) if score else 0
+        size = _size(clues, run, at, score != WEAK) if score else 0
         end = run[at + size - 1].end if size else 0
         if score == WEAK and (size > 1 or _is_listed(run[at].word)) and cues.TO_ME.match(clues.lower, end):
             score = _CUED
@@ -75,15 +77,16 @@ def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
     named, rare = words.is_any_name(word), _is_rare(clues, word)
     if len(text) < 2 or (len(text) <= 4 and text.isupper() and not words.is_given(word)):
         return 0.0  # SSN, ABA
+    sure = _MADE_UP if _is_made_up(clues) else _CUED
     if cues.TITLE.search(before):
-        return 0.0 if words.is_everyday(word) else _CUED
+        return 0.0 if words.is_everyday(word) else sure
     if (named and not words.is_word(word)) or rare:
         if cues.INTRODUCTION.search(before):
             return _CUED
         noun = clues.language == "de" and not named  # German nouns have capitals too
         full = named or at + 1 < len(run) or (word not in words.common and cues.RELATED.search(before))
         if full and not noun and cues.RELATION.search(before):
-            return _CUED
+            return sure
     if _is_listed(word) and cues.MENTION.search(before):
         return _CUED
     if run[at].initial:
@@ -92,6 +95,12 @@ def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
         return WEAK
     follows = run[at + 1].word if at + 1 < len(run) else ""
     return WEAK if rare and words.is_family(follows) and follows not in NOT_NAMES else 0.0
+
+
+@lru_cache(maxsize=4)
+def _is_made_up(clues: Clues) -> bool:
+    """Whether it is a sum, a story or a question in which nobody speaks: "Mrs. Lopez has 24 eggs. How many ..."."""
+    return cues.MADE_UP.search(clues.lower) is not None and cues.SPEAKERS.search(clues.lower) is None
 
 
 def _size(clues: Clues, run: list[Token], at: int, cued: bool) -> int:
@@ -160,11 +169,12 @@ def _in_lists(clues: Clues) -> Iterator[Finding]:
     """Names with the family name first, or of people whom the text says to be the writer's."""
     words = lexicon()
     for match in _FAMILY_FIRST.finditer(clues.text):
-        family, given = match["family"].lower(), match["given"].lower()
-        cue = match["cue"] and cues.RELATION.search(f"the {match['cue'].lower()} ")
-        listed = _is_listed(given) and not words.is_known_city(family)
-        if (cue or (match["listed"] and listed)) and not {family, given} & (NOT_NAMES | words.regions):
-            yield Finding(*match.span("name"), e.PERSON, _CUED)
+        family, given = match[0].lower().split(", ")
+        before = clues.lower[max(0, match.start() - 24) : match.start()]
+        listed = _is_listed(given) and not words.is_known_city(family) and _LISTED.search(before)
+        cue = not listed and cues.RELATION.search(f"the {before.rpartition(' ')[0].rpartition(' ')[2]} ")
+        if (cue or listed) and not {family, given} & (NOT_NAMES | words.regions):
+            yield Finding(*match.span(), e.PERSON, _CUED)
     for match in cues.ARE_MINE.finditer(clues.text):
         at = match.start("names")
         for name in _SPLIT.split(match["names"]):
@@ -178,9 +188,9 @@ def _in_lists(clues: Clues) -> Iterator[Finding]:
 def _lower_case(clues: Clues) -> Iterator[Finding]:
     """ "my name is john smith", "hey tom, its lisa from work": given names that are no other word."""
     words = lexicon()
-    for match in cues.LOWER.finditer(clues.text):
+    for match in cues.LOWER.finditer(clues.lower):
         first, second = match["first"], match["second"] or ""
-        if not first[0].islower() or first in NOT_NAMES or is_fictional_word(first):
+        if clues.text[match.start("first")].isupper() or first in NOT_NAMES or is_fictional_word(first):
             continue
         odd = first in words.rare_given and first not in words.common
         full = words.is_given(first) and not words.is_ambiguous_name(first) and words.is_family(second)

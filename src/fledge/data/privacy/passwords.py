@@ -17,34 +17,30 @@ from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.labels import belongs_to_other
-from fledge.data.privacy.word_lists import read_patterns, read_sections
+from fledge.data.privacy.word_lists import one_of, read_patterns, read_sections
 
 _LISTS, _P = read_sections("password_words"), read_patterns("password_words")
 _SURE = _LISTS["passwords"]
 _SPEAKS, _HINTS = _SURE | _LISTS["ambiguous"], _LISTS["hints"]
 _NEAR, _NEARER = 70, 40  # characters between the password and a word that means one, or that hints at one
 _WORD = re.compile(r"[^\W_]+")
-_ANY = "|".join(sorted(_SPEAKS | _HINTS, key=len, reverse=True))
+_ANY = one_of(sorted(_SPEAKS | _HINTS, key=len, reverse=True))
 _LINK = (
     r"[:=]{1,2}|=>|->|→|['’]s\b|\s(?=[\"'`«])"
     r"|\b(?:is|was|are|to|ist|lautet|war|bleibt|auf|est|était|c['’]est|es|era|é|a|à|sigue|reste|continua)\b:?"
 )
 _TIGHT = re.compile(  # "senha provisória:", "password for the wifi is": up to six words before the link
     rf"(?<![^\W_])(?P<label>{_ANY})(?=(?:_\w+)?(?![^\W_])[\"']?\]?(?:\s[^\s:=\"'`.!?]{{1,15}}){{0,6}}?"
-    rf"\s*(?P<link>{_LINK})(?:\s(?:{_P['still']})\b){{0,2}}:?\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<“”][^\s\"'`«»“”]{{3,63}}))",
-    re.IGNORECASE,
+    rf"\s*(?P<link>{_LINK})(?:\s(?:{_P['still']})\b){{0,2}}:?\s*(?P<quote>[\"'`«“]?)\s?(?P<value>[^\s\"'`«»<“”][^\s\"'`«»“”]{{3,63}}))"
 )
 _VALUE = r"(?P<value>[^\s\"'`«»<(|/][^\s\"'`«»|]{4,63})"
 _BESIDE = (  # "default password (Xy12-345)", "user anna, Xy12-3", "ann@acme.org / Xy12-3", "I use Xy12-345 as my password"
-    re.compile(rf"(?<![^\W_])(?:{'|'.join(_SURE)}|mot de passe|palavra-passe)\s\(?{_VALUE}", re.IGNORECASE),
+    re.compile(rf"(?<![^\W_])(?:{one_of(_SURE)}|mot de passe|palavra-passe)\s\(?{_VALUE}"),
     re.compile(
-        rf"(?<![^\W_])(?:{_P['user']})\s?[:=]?\s?[\w.@+-]{{2,40}}(?:\s?[,;/|]\s?|\s(?:{_P['and']})\s){_VALUE}",
-        re.IGNORECASE,
+        rf"(?<![^\W_])(?:{_P['user']})\s?[:=]?\s?[\w.@+-]{{2,40}}(?:\s?[,;/|]\s?|\s(?:{_P['and']})\s){_VALUE}"
     ),
     re.compile(rf"@[\w.-]+\.\w{{2,24}} ?[/|] ?{_VALUE}"),
-    re.compile(
-        rf"(?<!\S){_VALUE}[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_ANY})(?!\w)", re.IGNORECASE
-    ),
+    re.compile(rf"(?<!\S){_VALUE}[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_ANY})(?!\w)"),
 )
 _TECHNICAL = re.compile(
     r"(?:sha|md|base|utf|aes|rsa|oauth|http|ipv|win|v|php|mysql|sql|py|wpa)\W?\d\w*|\d+\W?\w+|\w+\d\.\w+",
@@ -56,8 +52,7 @@ _ON_COMMAND_LINE = re.compile(
 )
 _PIN = re.compile(
     r"(?<![^\W_])(?:pin|(?:tresor|tür)-?code|code(?= d))(?:[ -]?(?:code|number|nummer))?(?:[ '’](?!to\b|as\b|on\b)[^\W\d_]{1,12}){0,5}?"
-    r":? ?#?(?P<value>\d{4,8})(?![\w.,:/-]*\d| (?:to|as|on)\b)",
-    re.IGNORECASE,
+    r":? ?#?(?P<value>\d{4,8})(?![\w.,:/-]*\d| (?:to|as|on)\b)"
 )
 _CODE = re.compile(  # "= input(", "= os.environ[", ": str", "= {{ secret }}"
     r"[A-Za-z_][\w.]*[(\[][\w., =]*[)\]]?:?$|\$?\{|(?:str|string|int|none|null|true|false|os|self|varchar)\b"
@@ -95,12 +90,12 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
     words = clues.words
     if words.isdisjoint(_SPEAKS) and words.isdisjoint(_HINTS) and "@" not in clues.text:
         return
-    for regex in (_ON_COMMAND_LINE, _PIN):
-        for match in regex.finditer(clues.text):
+    for regex, text in ((_ON_COMMAND_LINE, clues.text), (_PIN, clues.lower)):
+        for match in regex.finditer(text):
             if not _CODE.match(match["value"]):
                 yield Finding(*match.span("value"), e.PASSWORD, 0.85)
-    for match in _TIGHT.finditer(clues.text):
-        value, label = trimmed(match["value"]), match["label"].lower()
+    for match in _TIGHT.finditer(clues.lower):
+        value, label = trimmed(clues.text[slice(*match.span("value"))]), match["label"]
         symbol = match["link"].strip(" \"'`«") in (":", "::", "=", "==", "=>", "->", "→")
         if (
             label != "pin"
@@ -108,8 +103,8 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
             and is_password(value, bool(match["quote"]), symbol)
         ):
             yield _finding(match, value, 0.85)
-    for match in (match for regex in _BESIDE for match in regex.finditer(clues.text)):
-        value = trimmed(match["value"])
+    for match in (match for regex in _BESIDE for match in regex.finditer(clues.lower)):
+        value = trimmed(clues.text[slice(*match.span("value"))])
         mixed = any(map(str.isdigit, value)) and not _TECHNICAL.fullmatch(value) and "@" not in value[1:-1]
         if mixed and _odd(value) and is_password(value, False, True):
             yield _finding(match, value, 0.75)

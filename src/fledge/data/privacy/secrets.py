@@ -36,8 +36,7 @@ _SECRET_LABEL = (
     r"authorization|schl(?:ü|ue)ssel|jeton|cl[ée](?: d'api| api| secrète)?|clave (?:de )?api|clave secreta|chave (?:da |de )?api|chave secreta|apikey|secret"
 )
 _ASSIGNED = re.compile(
-    rf"(?:{_SECRET_LABEL})\w*(?:\s(?:de|d['’]|of|for|für|pour|para|do|da|del|zum|zur)\s?\w+){{0,2}}[\"']?\]?\s*(?:[:=]{{1,2}}|value=|(?<=[\"'])\s?,|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})",
-    re.IGNORECASE,
+    rf"(?:{_SECRET_LABEL})\w*(?:\s(?:de|d['’]|of|for|für|pour|para|do|da|del|zum|zur)\s?\w+){{0,2}}[\"']?\]?\s*(?:[:=]{{1,2}}|value=|(?<=[\"'])\s?,|=>|\bis\b|\bist\b|\blautet\b|\best\b|\bes\b|\bé\b|\s)\s*(?:bearer\s+|basic\s+)?[\"'`]?(?P<value>[\w+/=.~-]{{16,}})"
 )
 
 
@@ -53,8 +52,8 @@ def find_secrets(clues: Clues) -> Iterator[Finding]:
     for match in _KEYS.finditer(text):
         if _varied(match[0], 2.5):
             yield Finding(match.start(), match.end(), e.API_KEY, 1.0)
-    for match in _ASSIGNED.finditer(text):
-        value = match["value"].rstrip(".")
+    for match in _ASSIGNED.finditer(clues.lower):
+        value = text[slice(*match.span("value"))].rstrip(".")
         if _looks_random(value):
             yield Finding(match.start("value"), match.start("value") + len(value), e.API_KEY, 0.85)
     yield from _known_keys(text)

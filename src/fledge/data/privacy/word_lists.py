@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 
@@ -26,7 +27,19 @@ def read_sections(name: str) -> dict[str, frozenset[str]]:
 @cache
 def read_patterns(name: str) -> dict[str, str]:
     """The phrases of each section, separated by two blanks, as one regular expression's alternatives."""
-    return {heading: "|".join("  ".join(lines).split("  ")) for heading, lines in _sections(name).items()}
+    return {heading: one_of("  ".join(lines).split("  ")) for heading, lines in _sections(name).items()}
+
+
+def one_of(phrases: Iterable[str]) -> str:
+    """Alternatives grouped by their first letter: where none begins with the next one, `re` tries no more than letters."""
+    by_letter: dict[str, list[str]] = {}
+    for phrase in phrases:
+        plain = phrase[0].isalpha() and phrase[1:2] not in ("?", "*", "+", "{")
+        by_letter.setdefault(phrase[0] if plain else "", []).append(phrase[plain:])
+    return "|".join(
+        f"{letter}(?:{'|'.join(rest)})" if letter and len(rest) > 1 else letter + "|".join(rest)
+        for letter, rest in by_letter.items()
+    )
 
 
 def _sections(name: str) -> dict[str, list[str]]:
