@@ -65,7 +65,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packed_extraction_equals_one_conversation_at_a_time(target: Target, tmp_path: Path):
     conversations = make_conversations(23)
     url = write_conversations(tmp_path / "conversations", conversations)
-    summary = extract_features(target, url, OPTIONS, str(tmp_path / "features"))
+    summary = extract_features(target, url, OPTIONS, str(tmp_path / "features")).store
     store = FeatureStore(str(tmp_path / "features"))
     assert summary.records == len(store.samples) == 23
     assert len(store.split("heldout")) == 5
@@ -102,7 +102,7 @@ def test_an_interrupted_extraction_goes_on_and_gives_the_same_files(
     target: Target, tmp_path: Path, monkeypatch
 ):
     url = write_conversations(tmp_path / "conversations", make_conversations(40))
-    whole = extract_features(target, url, OPTIONS, str(tmp_path / "whole"))
+    whole = extract_features(target, url, OPTIONS, str(tmp_path / "whole")).store
     assert len(whole.shards) > 3
 
     written = 0
@@ -120,7 +120,7 @@ def test_an_interrupted_extraction_goes_on_and_gives_the_same_files(
         extract_features(target, url, OPTIONS, str(tmp_path / "resumed"))
     monkeypatch.setattr(extract_module, "write_shard", real)
     seen: list[float] = []
-    resumed = extract_features(
+    resumed, _ = extract_features(
         target, url, OPTIONS, str(tmp_path / "resumed"), lambda d, t, n: seen.append(d)
     )
     assert seen[0] > 0
@@ -135,7 +135,9 @@ def test_progress_ends_at_the_whole_also_where_held_out_features_alone_are_store
     url = write_conversations(tmp_path / "conversations", make_conversations(20))
     online = OPTIONS.model_copy(update={"feed": "online"})
     seen: list[tuple[float, float]] = []
-    made = extract_features(target, url, online, str(tmp_path / "made"), lambda d, t, n: seen.append((d, t)))
+    made, _ = extract_features(
+        target, url, online, str(tmp_path / "made"), lambda d, t, n: seen.append((d, t))
+    )
     assert seen[-1] == (made.tokens, made.tokens)
     assert 0 < made.tokens < Manifest.load(url).tokens
 
@@ -184,7 +186,7 @@ def test_conversations_of_another_target_are_refused_before_its_kernels_read_bey
 
 def test_bytes_per_token_matches_the_files(target: Target, tmp_path: Path):
     url = write_conversations(tmp_path / "conversations", make_conversations(60))
-    summary = extract_features(target, url, OPTIONS, str(tmp_path / "features"))
+    summary = extract_features(target, url, OPTIONS, str(tmp_path / "features")).store
     assert summary.size == pytest.approx(
         summary.tokens * bytes_per_token(target.config.hidden_size, "bf16"), rel=0.08
     )

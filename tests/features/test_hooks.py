@@ -223,7 +223,7 @@ def test_a_target_spread_over_devices_fills_the_run_s_store(tiny_target_folder: 
     options = FeatureOptions(device_map="auto")
     extractor = HookExtractor.for_target(target, options)
     made = extract_features(target, url, options, str(folder), extractor=extractor)
-    assert made.records == len(FeatureStore(str(folder)).samples) == 9
+    assert made.store.records == len(FeatureStore(str(folder)).samples) == 9
     assert extract_features(target, url, options, str(folder), extractor=extractor) == made
     assert not {"weights", "decoder"} & set(vars(target))  # the target itself isn't loaded beside it
     features_fingerprint(target, url, options).claim(str(folder))

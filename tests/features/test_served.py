@@ -194,8 +194,9 @@ def test_a_busy_server_is_asked_again_and_what_it_refuses_is_left_out(
     with server.running() as address:
         for left_out in ({"c1", "c5"}, {"c5"}):  # the second time after the last one stored
             served = extractor(target, address, concurrency=1, pause=pauses.append)
-            extract_features(target, url, options, folder, extractor=served)
+            made = extract_features(target, url, options, folder, extractor=served)
             assert served.refused == left_out
+            assert made.refused == 2
     assert pauses == [1]
     assert [info.conversation_id for info in FeatureStore(folder).samples] == ["c0", "c2", "c3", "c4"]
 

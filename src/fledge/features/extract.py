@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, dropwhile, islice
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,13 @@ class Extractor(Protocol):
         ...
 
 
+class Extraction(NamedTuple):
+    """A filled store."""
+
+    store: Manifest
+    refused: int  # conversations that a server refused, over all calls that filled it
+
+
 def extract_features(
     target: Target,
     conversations_url: str,
@@ -52,14 +59,14 @@ def extract_features(
     output_url: str,
     progress: Progress = silent,
     extractor: Extractor | None = None,
-) -> Manifest:
+) -> Extraction:
     """Fill a feature store from a folder of conversations, or resume an earlier call.
 
-    `extractor` runs the target; None: fledge's own decoder. Returns the store's manifest.
+    `extractor` runs the target; None: fledge's own decoder.
     """
     features_fingerprint(target, conversations_url, options).claim(output_url)
     extractor = extractor or FeatureExtractor(target, options.batch_tokens)
-    total = wanted_tokens(conversations_url, options)
+    wanted, total = wanted_sizes(conversations_url, options)
     manifest = Manifest.load(output_url)
     remaining = wanted_conversations(conversations_url, options)
     if manifest.records:  # behind the last stored one: a server may have refused some before it
@@ -87,7 +94,7 @@ def extract_features(
         raise DataError(
             "the server refused every conversation, see its log; correct features.server and run again"
         )
-    return manifest
+    return Extraction(manifest, wanted - manifest.records)
 
 
 def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversation]:
@@ -95,11 +102,13 @@ def wanted_conversations(url: str, options: FeatureOptions) -> Iterator[Conversa
     return (c for c in read_conversations(url) if options.feed == "offline" or c.split == "heldout")
 
 
-def wanted_tokens(url: str, options: FeatureOptions) -> int:
-    """Total tokens of the wanted conversations."""
+def wanted_sizes(url: str, options: FeatureOptions) -> tuple[int, int]:
+    """Number of the wanted conversations, and their tokens."""
     if options.feed == "offline":  # all of them
-        return Manifest.load(url).tokens
-    return sum(map(tokens_of, wanted_conversations(url, options)))
+        manifest = Manifest.load(url)
+        return manifest.records, manifest.tokens
+    tokens = [tokens_of(c) for c in wanted_conversations(url, options)]
+    return len(tokens), sum(tokens)
 
 
 def shard_tokens(hidden_size: int, options: FeatureOptions) -> int:

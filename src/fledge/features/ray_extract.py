@@ -24,7 +24,7 @@ from fledge.features.extract import (
     shard_tokens,
     tokens_of,
     wanted_conversations,
-    wanted_tokens,
+    wanted_sizes,
 )
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample
@@ -51,7 +51,7 @@ def extract_features_on_ray(
 ) -> Manifest:
     """`extract_features` with one target per actor. The files equal the local stage's, for any number of actors."""
     features_fingerprint(target, conversations_url, options).claim(output_url)
-    total = wanted_tokens(conversations_url, options)
+    _, total = wanted_sizes(conversations_url, options)
     manifest = Manifest.load(output_url)
     parts = list(_parts(conversations_url, options, target.config.hidden_size))[len(manifest.shards) :]
     if parts:

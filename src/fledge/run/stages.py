@@ -45,7 +45,7 @@ from fledge.features import (
     extract_features_on_ray,
     features_fingerprint,
 )
-from fledge.features.extract import Extractor, wanted_conversations
+from fledge.features.extract import Extractor
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.closing import REPORT_NAME, write_closing
@@ -136,9 +136,7 @@ def _features(run: Run, progress: Progress) -> Outcome:
         extractor: Extractor | None = _served(run)
         if spread:
             extractor = HookExtractor.for_target(run.target, run.recipe.features)
-        data = extract_features(run.target, *places, progress, extractor)
-        if run.recipe.features.server is not None:  # over all attempts of the stage
-            refused = sum(1 for _ in wanted_conversations(*places[:2])) - data.records
+        data, refused = extract_features(run.target, *places, progress, extractor)
     outcome = Outcome(
         f"{plural(data.tokens, 'token')}, {human_bytes(data.size)}",
         {"tokens": data.tokens, "bytes": data.size},
