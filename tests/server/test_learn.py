@@ -28,6 +28,11 @@ STATE: dict[str, Any] = {
     "rollbacks": 0,
     "tau": {"live": 1.5, "heldout": 1.4, "candidate": None},
     "training": {"cpu_seconds": 9.0},
+    "seconds": 90.0,
+    "curve": [
+        {"seconds": 30.0, "version": None, "before": 1.0, "tau": 1.4, "live": None},
+        {"seconds": 60.0, "version": 3, "before": 1.4, "tau": 1.6, "live": 1.5},
+    ],
 }
 
 
@@ -36,6 +41,7 @@ class Noted:
 
     def __init__(self) -> None:
         self.groups: list[str] = []
+        self.texts: list[list[int]] = []
         self.started = self.closed = False
 
     def start(self, engine: Engine) -> None:
@@ -52,6 +58,7 @@ class Noted:
 
     def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
         self.groups.append(tape.group)
+        self.texts.append(list(token_ids[: tape.prompt_tokens]))
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
