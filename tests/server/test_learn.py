@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from fledge.base.errors import ServerError
 from fledge.engine import Engine
 from fledge.engine.record import Tape
+from fledge.server.gate import check_clients
 from fledge.server.learning import LearningMetrics
 from fledge.server.options import ServerOptions
 from fledge.target.target import Target
@@ -107,3 +109,20 @@ def test_the_dashboard_asks_only_for_metrics_of_learning_that_exist() -> None:
 def test_a_server_that_does_not_learn_has_no_such_route(target: Target) -> None:
     with running(Engine(target, max_batch=2, max_context=128)) as server:
         assert server.get("/v1/learn").status_code == 404
+
+
+def test_clients_to_except_are_named_as_the_log_names_them(target: Target) -> None:
+    key = "key-for-alice"
+    options, noted = ServerOptions(port=0, api_keys=(key, "key-for-bob")), Noted()
+    with running(Engine(target, max_batch=2, max_context=128, recorder=noted), options) as server:
+        body = {"prompt": [40, 50], "max_tokens": 4}
+        assert server.post("/v1/completions", body, headers={"x-api-key": key}).status_code == 200
+    check_clients(noted.groups, options.api_keys)
+    check_clients(["10.0.0.7", "::1"], ())
+    for wrong, keys in (
+        ("key-0123456789ab", options.api_keys),
+        ("127.0.0.1", options.api_keys),
+        ("alice", ()),
+    ):
+        with pytest.raises(ServerError, match=f"no client is called '{wrong}'"):
+            check_clients([wrong], keys)

@@ -122,4 +122,5 @@ def race(
         typer.echo(f"learning stopped: {found.learning['why']}")
     if output is not None:
         write_atomic(output, (json.dumps(found.as_json(), indent=2) + "\n").encode())
-        write_atomic(output.with_suffix(".svg"), found.picture().encode())
+        if found.probes:
+            write_atomic(output.with_suffix(".svg"), found.picture().encode())
