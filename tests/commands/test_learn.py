@@ -41,3 +41,11 @@ def test_versions_are_listed_pinned_and_exported(fledge: Fledge, learned: Path, 
 
 def test_an_empty_folder_says_so(fledge: Fledge, tmp_path: Path) -> None:
     assert "no versions yet" in fledge("learn", "list", "--learn-folder", tmp_path / "learned")
+
+
+def test_options_of_learning_need_a_server_that_learns(fledge: Fledge) -> None:
+    for option in (("--learn-privacy",), ("--learn-except", "127.0.0.1"), ("--learn-folder", "here")):
+        assert f"{option[0]} is for a server that learns: give --learn" in fledge.error(
+            "serve", "none", *option
+        )
+    assert "no client is called 'bob'" in fledge.error("serve", "none", "--learn", "--learn-except", "bob")

@@ -5,6 +5,7 @@ import sys
 from fledge.engine import Engine
 from fledge.learn import Learning
 from fledge.target.target import Target
+from tests.learn.planted import PLANTED
 from tests.learn.test_learning import PARAMS, options
 from tests.learn.test_record import serve
 
@@ -14,6 +15,6 @@ engine = Engine(target, made.head, max_batch=4, recorder=made)
 made.start(engine)
 assert made._process is not None
 print(made._process.pid, made.version or 0, flush=True)
-prompts = [[7, 8, 9, 30 + number] for number in range(8)]
+prompts = [[*PLANTED, 30 + number] for number in range(8)]
 while True:
     serve(engine, prompts, PARAMS, group="a")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,20 @@ import torch
 
 from fledge.base.errors import DataError
 from fledge.data import Conversation
-from fledge.engine import Engine
+from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureExtractor, FeatureSample
 from fledge.learn.options import LearnOptions
 from fledge.learn.ring import Ring
-from fledge.learn.student import Student, check_finite, vocabulary_counts, with_argmax
+from fledge.learn.student import (
+    Student,
+    check_finite,
+    is_likely,
+    surely_worse,
+    vocabulary_counts,
+    with_argmax,
+)
 from fledge.target.target import Target
+from fledge.train.compare import TauDifference
 from fledge.train.options import TrainOptions
 from tests.learn.conftest import VOCABULARY
 
@@ -33,34 +43,48 @@ def target(tiny_target_folder: Path) -> Target:
 @pytest.fixture(scope="module")
 def samples(target: Target) -> list[FeatureSample]:
     """Twenty-four answers, of which four are different: six times the first, then six times the second, and so on."""
-    rng = random.Random(1)
+    return traffic(target, seed=1)
+
+
+def traffic(target: Target, seed: int, group: str = "a", **setting: float) -> list[FeatureSample]:
+    """Four prompts' answers, each six times; sampled ones are all different."""
+    rng = random.Random(seed)
     prompts = [[rng.randrange(6, 200) for _ in range(5)] for _ in range(4)]
-    answers = Engine(target, max_batch=4).generate(prompts, max_tokens=35, ignore_eos=True)
-    texts = [answer.prompt_token_ids + answer.token_ids for answer in answers]
+    prompts = [prompt for prompt in prompts for _ in range(6)]
+    params = [
+        SamplingParams(max_tokens=35, ignore_eos=True, seed=number, **setting)
+        for number in range(len(prompts))
+    ]
+    answers = Engine(target, max_batch=8).generate(prompts, params)
     conversations = [
         Conversation(
-            conversation_id=str(number),
+            conversation_id=str(1000 * seed + number),
             prompt_id="p",
             source="",
-            category="a",
-            token_ids=texts[(number - 1) // 6],
+            category=group,
+            token_ids=answer.prompt_token_ids + answer.token_ids,
             loss_mask=[False] * 5 + [True] * 35,
             turn_starts=[0, 4],
-            temperature=0.0,
+            temperature=setting.get("temperature", 0.0),
             finish_reason="length",
             split="train",
         )
-        for number in range(1, 25)
+        for number, answer in enumerate(answers, 1)
     ]
     return FeatureExtractor(target, 1024).extract(conversations)
 
 
-def student(target: Target, samples: list[FeatureSample]) -> tuple[Student, Ring]:
-    options = LearnOptions(folder="none", memory=1 << 24, start_tokens=100, passes=1000.0, train=TRAIN)
-    ring = Ring(1 << 24, 0.4, 1000)
+def student(target: Target, samples: Sequence[FeatureSample], **more: float) -> tuple[Student, Ring]:
+    quick = {"memory": 1 << 24, "start_tokens": 100, "heldout": 0.4, "heldout_tokens": 1000, "passes": 1000.0}
+    options = LearnOptions(folder="none", train=TRAIN, **{**quick, **more})  # type: ignore[arg-type]
+    ring = Ring(options)
     for sample in samples:
         ring.add(sample)
     return Student(target, ring, options, None), ring
+
+
+def measured(learning: Student) -> TauDifference:
+    return learning.measure()[0]
 
 
 def test_it_learns_what_the_traffic_is_like_and_the_gain_is_sure(
@@ -72,14 +96,12 @@ def test_it_learns_what_the_traffic_is_like_and_the_gain_is_sure(
     for _ in range(40):
         last = learning.step()
     assert last < first
-    found = learning.measure()
-    assert found is not None
+    found = measured(learning)
     assert found.tau[0] == 1.0  # plain decode serves
     assert found.tau[1] > 1.3
     assert found.low > 0
     learning.accept()
-    again = learning.measure()
-    assert again is not None
+    again = measured(learning)
     assert again.tau[0] == again.tau[1] == pytest.approx(found.tau[1])
 
 
@@ -89,8 +111,7 @@ def test_a_candidate_is_a_head_of_the_target_with_the_weights_that_were_measured
     learning, _ = student(target, samples)
     for _ in range(3):
         learning.step()
-    found = learning.measure()
-    assert found is not None
+    found = measured(learning)
     head = learning.candidate(found)
     head.check_target(target)
     assert head.metadata.training["steps"] == 3
@@ -102,31 +123,24 @@ def test_after_a_setback_it_is_the_serving_head_again(target: Target, samples: l
     for _ in range(30):
         learning.step()
     learning.accept()
-    before = learning.measure()
+    before = measured(learning)
     for _ in range(5):
         learning.step()
     learning.begin_again()
-    after = learning.measure()
-    assert before is not None
-    assert after is not None
+    after = measured(learning)
     assert after.tau == (before.tau[0], before.tau[0])
 
 
 def test_there_is_an_end_to_passes_over_the_same_answers(
     target: Target, samples: list[FeatureSample]
 ) -> None:
-    options = LearnOptions(folder="none", memory=1 << 24, start_tokens=100, passes=2.0, train=TRAIN)
-    ring = Ring(1 << 24, 0.4, 1000)
-    for sample in samples:
-        ring.add(sample)
-    learning, steps = Student(target, ring, options, None), 0
+    learning, _ = student(target, samples, passes=2.0)
+    steps = 0
     while learning.ready:
-        assert math.isfinite(learning.step())
+        assert math.isfinite(learning.step() or math.nan)
         steps += 1
         assert steps < 100
-    ring.add(samples[0])
     assert steps > 2
-    assert learning.trained_tokens < 2 * ring.tokens_in + TRAIN.batch_tokens + 40
 
 
 def test_it_waits_for_enough_to_begin_with(target: Target, samples: list[FeatureSample]) -> None:
@@ -156,9 +170,61 @@ def test_a_vocabulary_takes_a_token_only_if_several_answers_have_it(
 def test_the_most_probable_tokens_of_a_sampled_answer_come_from_its_hidden_states(
     target: Target, samples: list[FeatureSample]
 ) -> None:
-    from dataclasses import replace
-
     given = samples[1]
     unknown = replace(given, temperature=1.0, argmax=torch.full_like(given.argmax, -1))
     assert torch.equal(with_argmax(unknown, target.ends.lm_head.bfloat16()).argmax, given.argmax)
     assert with_argmax(replace(unknown, temperature=0.0), target.ends.lm_head).argmax.max() == -1
+
+
+def train(learning: Student, steps: int) -> TauDifference:
+    for _ in range(steps):
+        learning.step()
+    return measured(learning)
+
+
+def test_when_traffic_changes_half_way_it_learns_the_new_one(target: Target) -> None:
+    morning, afternoon = traffic(target, seed=1), traffic(target, seed=2)
+    # Room for as many conversations as come in half a day.
+    size = sum(t.numel() * t.element_size() for t in (morning[0].features, morning[0].hidden))
+    learning, ring = student(target, morning, memory=max(len(morning) * size, 1 << 20))
+    at_first = train(learning, 40).tau[1]
+    learning.accept()
+    for sample in afternoon * (2 * ring.limit // (size * len(afternoon))):
+        ring.add(replace(sample, conversation_id=str(10_000 + ring.next_number())))
+    changed = measured(learning)
+    assert changed.tau[0] < 0.8 * at_first  # what serves knows nothing of this
+    recovered = train(learning, 40)
+    assert recovered.low > 0
+    assert recovered.tau[1] > 0.9 * at_first
+
+
+def test_one_that_sends_random_tokens_is_left_out(target: Target, samples: list[FeatureSample]) -> None:
+    poison = traffic(target, seed=3, group="poison", temperature=5.0)
+    assert all(map(is_likely, samples))
+    assert not any(is_likely(with_argmax(sample, target.ends.lm_head)) for sample in poison)
+
+
+def test_where_half_of_the_traffic_is_random_the_others_lose_next_to_nothing(
+    target: Target, samples: list[FeatureSample]
+) -> None:
+    poison = traffic(target, seed=3, group="poison", temperature=5.0)
+    alone, _ = student(target, samples)
+    both, _ = student(target, [one for pair in zip(samples, poison, strict=True) for one in pair])
+    expected = train(alone, 40).tau[1]
+    train(both, 80)
+    others = next(one for one in both.measure() if one.name == "a")
+    assert others.tau[1] > 0.95 * expected
+
+
+def test_a_candidate_that_some_traffic_loses_by_is_found() -> None:
+    def of(name: str, gain: float, error: float) -> TauDifference:
+        return TauDifference(name, 9, (2.0, 2.0 + gain), gain - 1.96 * error, gain + 1.96 * error)
+
+    few = TauDifference("few", 2, (2.0, 1.0), -math.inf, math.inf)
+    better = [of(str(number), 0.5, 0.1) for number in range(20)]
+    assert surely_worse([*better, few]) is None
+    assert surely_worse([]) is None
+    assert surely_worse([*better, of("hurt", -0.5, 0.1)]) == "hurt"
+    # One of many that loses by chance keeps nothing out.
+    assert surely_worse([of("hurt", -0.25, 0.1)]) == "hurt"
+    assert surely_worse([*better, of("hurt", -0.25, 0.1)]) is None

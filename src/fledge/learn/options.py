@@ -18,6 +18,8 @@ class LearnOptions:
     folder: str  # where the versions are kept
     memory: int | None = None  # bytes of conversations; None: a quarter of what is free, 2 GiB at most
     busy: bool = False  # train while requests run, too
+    privacy: bool = False  # predict no token of what the privacy filter finds
+    excluded: tuple[str, ...] = ()  # groups of traffic that nothing is learnt from
     lowest: bool = True  # priority; False: as the server's, where learning must not wait for other programs
     keep: int = 5  # versions
     heldout: float = 0.125  # share of the conversations that candidates are measured on

@@ -1,9 +1,10 @@
 """How long a fresh server takes to be faster: a workload replayed against `fledge serve --learn`.
 
-    round     1 to 4 prompts at once, a pause, the next ones ...           in random order, again and again
+    round     1 to 4 prompts at once, a pause, the next ones ...           in random order, once or again and again
     probe     now and then one prompt alone, plainly and then speculating: the same answer, and how many times faster
 
-Both answers of a probe come from the same server, one right after the other, so a slow spell of the machine meets both.
+Prompts of probes are set apart: they are never traffic, and nothing is learnt from their answers. Both answers of a
+probe come from the same server, one right after the other, so a slow spell of the machine meets both.
 The time to 1.2x is that of the first probe from which the median of three, it and its neighbours, is 1.2 or more.
 """
 
@@ -15,12 +16,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
+from itertools import islice, pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from fledge.base.child import free_port, started
+from fledge.base.errors import DataError
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
-from fledge.bench.workloads import Prompt
+from fledge.bench.report.charts import Axes, Series, line_chart
+from fledge.bench.report.exports import standalone
+from fledge.bench.workloads import Prompt, Workload
 
 _MARKS = (1.2, 1.5, 2.0)
 _READY_S = _ANSWER_S = 600.0
@@ -33,10 +39,30 @@ class RaceOptions:
 
     minutes: float = 15.0
     max_tokens: int = 256
+    once: bool = False  # serve each prompt once, and end after the last one
     probe_every: int = 10  # prompts
     pause_s: float = 2.0  # at most
     seed: int = 0
     serve: Sequence[str] = ()  # more options of `fledge serve`
+
+
+class Course(NamedTuple):
+    """What is served, and what is measured on."""
+
+    traffic: Sequence[Prompt]
+    probes: Sequence[Prompt]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], probes: int) -> Course:
+        """Set so many prompts apart, evenly over the categories; traffic has none of their texts."""
+        apart = Workload("race", tuple(prompts)).limited(probes).prompts
+        texts = [prompt.messages for prompt in apart]
+        traffic = [prompt for prompt in prompts if prompt.messages not in texts]
+        if not traffic:
+            raise DataError(
+                f"{probes} probes leave none of {len(prompts)} prompts to serve; give more prompts"
+            )
+        return cls(traffic, apart)
 
 
 @dataclass(frozen=True)
@@ -64,63 +90,95 @@ class Race:
     requests: int = 0
     tokens: int = 0
     failed: int = 0
+    seconds: float = 0.0
     learning: dict[str, Any] = field(default_factory=dict)  # /v1/learn at the end
+
+    def smooth(self) -> list[tuple[float, float]]:
+        """Seconds of each probe, and the median speed-up of it and its neighbours."""
+        return [
+            (probe.seconds, median(p.speed_up for p in self.probes[max(i - 1, 0) : i + 2]))
+            for i, probe in enumerate(self.probes)
+        ]
 
     def reached(self) -> dict[float, float | None]:
         """Seconds to each mark; None: not reached."""
-        smooth = [
-            median(p.speed_up for p in self.probes[max(i - 1, 0) : i + 2]) for i in range(len(self.probes))
-        ]
-        times = [(probe.seconds, value) for probe, value in zip(self.probes, smooth, strict=True)]
-        return {mark: next((at for at, value in times if value >= mark), None) for mark in _MARKS}
+        return {mark: next((at for at, value in self.smooth() if value >= mark), None) for mark in _MARKS}
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
         return {**asdict(self), "reached": {f"{mark:g}x": at for mark, at in self.reached().items()}}
 
+    def picture(self) -> str:
+        """The curves as an SVG file; vertical lines where another version came into service."""
+        curve = [
+            {**point, "minutes": (point["seconds"] - self.learning["seconds"] + self.seconds) / 60}
+            for point in self.learning["curve"]
+        ]  # whose seconds begin with the server
+        lines = [a["minutes"] for a, b in pairwise(curve) if a["version"] != b["version"]]
 
-def race(
-    target: str, prompts: Sequence[Prompt], options: RaceOptions, folder: str, tell: Callable[[str], None]
-) -> Race:
-    """Start a server that learns into `folder`, serve the prompts for so many minutes, and end it."""
+        def panel(title: str, y_label: str, *series: Series) -> str:
+            axes = Axes("minutes", y_label, x_lines=lines, y_line=1.0)
+            return line_chart(series, axes, markers=False, description=title)
+
+        each = [(probe.seconds / 60, probe.speed_up) for probe in self.probes]
+        smooth = [(at / 60, value) for at, value in self.smooth()]
+        taus = [
+            Series(label, style, [(p["minutes"], p[name]) for p in curve if p[name] is not None])
+            for label, style, name in (
+                ("serves, held-out traffic", "s-trained", "before"),
+                ("in training, held-out traffic", "s-released", "tau"),
+                ("serves, live", "s-third", "live"),
+            )
+        ]
+        speed = (Series("each probe", "s-faint", each), Series("median of three", "s-trained", smooth))
+        drawn = [panel("Speed-up over plain decode", "x", *speed), panel("Tau", "tokens", *taus)]
+        legend = [(one.style, one.label) for one in taus]
+        title = f"{escape(self.target)}: learning while serving"
+        return standalone([chart for chart in drawn if chart], legend, title=title, dark=True) + "\n"
+
+
+def race(target: str, course: Course, options: RaceOptions, folder: str, tell: Callable[[str], None]) -> Race:
+    """Start a server that learns into `folder`, serve the traffic for so many minutes, and end it."""
     port = free_port()
     command = [sys.executable, "-m", "fledge", "serve", target, "--port", str(port), "--learn"]
     command += ["--learn-folder", folder, *options.serve]
     with started(command, name="the server that learns") as server:
         url = f"http://127.0.0.1:{port}"
         server.wait_until_ready(f"{url}/health", _READY_S)
-        return asyncio.run(run(url, target, prompts, options, tell))
+        return asyncio.run(run(url, target, course, options, tell))
 
 
 async def run(
-    url: str, target: str, prompts: Sequence[Prompt], options: RaceOptions, tell: Callable[[str], None]
+    url: str, target: str, course: Course, options: RaceOptions, tell: Callable[[str], None]
 ) -> Race:
     """The race against a server that is there."""
     rng, found, begun = random.Random(options.seed), Race(target), time.monotonic()
-    since_probe = options.probe_every
+    since_probe, probes = options.probe_every, _endless(course.probes, rng)
     async with open_session() as session:
         call = Call(
             url, await model_name(session, url), options.max_tokens, temperature=0.0, ignore_eos=False,
             token_counts=True, api_key=None, timeout_s=_ANSWER_S,
         )  # fmt: skip
 
-        async def ask(prompt: Prompt, *, speculate: bool = True) -> RequestRecord:
+        async def ask(prompt: Prompt, **fields: bool) -> RequestRecord:
             record = RequestRecord(prompt.question_id, 0, time.perf_counter())
-            return await send(
-                session, call, prompt.messages, record, {**prompt.extras, "speculate": speculate}
-            )
+            return await send(session, call, prompt.messages, record, {**prompt.extras, **fields})
 
         async def state() -> dict[str, Any]:
             async with session.get(f"{url}/v1/learn") as response:
                 seen: dict[str, Any] = await response.json()
                 return seen
 
-        for group in _groups(prompts, rng):
+        served = iter(rng.sample(course.traffic, len(course.traffic)))
+        if not options.once:
+            served = _endless(course.traffic, rng)
+        while group := list(islice(served, rng.randint(1, 4))):
             if time.monotonic() - begun > 60 * options.minutes:
                 break
             if since_probe >= options.probe_every:
                 since_probe = 0
-                plain, learnt = [await ask(group[0], speculate=on) for on in (False, True)]
+                prompt = next(probes)
+                plain, learnt = [await ask(prompt, learn=False, speculate=on) for on in (False, True)]
                 if plain.tpot and learnt.tpot and min(plain.output_tokens, learnt.output_tokens) >= _SHORTEST:
                     at, version = time.monotonic() - begun, (await state())["version"]
                     probe = Probe(at, 1 / plain.tpot, 1 / learnt.tpot, plain.text == learnt.text, version)
@@ -136,15 +194,11 @@ async def run(
                 found.tokens += record.output_tokens if record.ok else 0
             since_probe += len(group)
             await asyncio.sleep(rng.uniform(0, options.pause_s))
-        found.learning = await state()
+        found.learning, found.seconds = await state(), time.monotonic() - begun
     return found
 
 
-def _groups(prompts: Sequence[Prompt], rng: random.Random) -> Iterator[list[Prompt]]:
-    """The prompts in random order, one to four at a time, without end."""
+def _endless(prompts: Sequence[Prompt], rng: random.Random) -> Iterator[Prompt]:
+    """The prompts in random order, again and again."""
     while True:
-        order = rng.sample(list(prompts), len(prompts))
-        while order:
-            count = rng.randint(1, 4)
-            yield order[:count]
-            order = order[count:]
+        yield from rng.sample(prompts, len(prompts))

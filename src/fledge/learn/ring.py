@@ -4,20 +4,23 @@
                      '--------------the others--------------------------------------->
 
 When the ring is full, the group that takes most of it loses its oldest conversation: a client that sends more than the
-others gets a larger share only as long as they leave it. A held-out conversation has never been trained on.
+others gets a larger share only as long as they leave it. Batches take from the groups in turn, and each conversation a
+bounded number of times. A held-out conversation has never been trained on.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, zip_longest
 
 import torch
 from torch import Tensor
 
 from fledge.features import FeatureSample, SampleInfo
+from fledge.learn.options import LearnOptions
 
 
 class Ring:
@@ -26,16 +29,18 @@ class Ring:
     url = "memory"
     ahead = 0
 
-    def __init__(self, limit: int, heldout: float, heldout_tokens: int) -> None:
-        """`limit`: bytes. Of each group the share `heldout` is held out, `heldout_tokens` in all at most."""
-        self.limit, self._every, self._heldout_tokens = limit, max(2, round(1 / heldout)), heldout_tokens
+    def __init__(self, options: LearnOptions) -> None:
+        assert options.memory is not None
+        self.limit, self._passes = options.memory, options.passes
+        self._every, self._heldout_tokens = max(2, round(1 / options.heldout)), options.heldout_tokens
         self._samples: dict[int, FeatureSample] = {}  # by number, oldest first
         self._infos: dict[int, SampleInfo] = {}
         self._size: Counter[str] = Counter()  # bytes by group
         self._came: Counter[str] = Counter()  # conversations by group
+        self._drawn: Counter[int] = Counter()  # how often, by number
         self._number = 0
         self.tokens_in = 0  # ever
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def size(self) -> int:
@@ -85,14 +90,24 @@ class Ring:
         with self._lock:
             return [self._samples[info.index] for info in infos if info.index in self._samples]
 
+    def left(self) -> list[SampleInfo]:
+        """What may be trained on once more."""
+        return [info for info in self.split("train") if self._drawn[info.index] < self._passes]
+
     def draw(self, tokens: int, generator: torch.Generator) -> list[SampleInfo]:
-        """A random batch of about so many tokens to train on."""
-        infos, drawn = self.split("train"), []
-        for place in torch.randperm(len(infos), generator=generator).tolist():
-            drawn.append(infos[place])
-            tokens -= infos[place].tokens
-            if tokens <= 0:
-                break
+        """A random batch of about so many tokens to train on, the groups in turn."""
+        groups: defaultdict[str, list[SampleInfo]] = defaultdict(list)
+        drawn: list[SampleInfo] = []
+        with self._lock:
+            left = self.left()
+            for place in torch.randperm(len(left), generator=generator).tolist():
+                groups[left[place].category].append(left[place])
+            for info in filter(None, chain.from_iterable(zip_longest(*groups.values()))):
+                drawn.append(info)
+                self._drawn[info.index] += 1
+                tokens -= info.tokens
+                if tokens <= 0:
+                    break
         return drawn
 
     def _held_out(self) -> int:
@@ -113,7 +128,7 @@ class Ring:
 
     def _drop(self, number: int) -> None:
         sample = self._samples.pop(number)
-        del self._infos[number]
+        del self._infos[number], self._drawn[number]
         self._size[sample.category] -= _bytes(sample)
 
 

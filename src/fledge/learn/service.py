@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from fledge.base.errors import FledgeError, first_line
+from fledge.data.privacy.filter import require_privacy_extra
 from fledge.draft.runner import DraftWeights
 from fledge.engine import Engine
 from fledge.engine.memory import free_memory
@@ -68,6 +69,8 @@ class Learning:
 
         `draft_weights`: as in `Engine`.
         """
+        if options.privacy:
+            require_privacy_extra()
         self._weights = draft_weights
         if options.memory is None:
             options = replace(options, memory=min(free_memory(torch.device("cpu")) // 4, _MOST_MEMORY))
@@ -99,7 +102,11 @@ class Learning:
     def start(self, engine: Engine) -> None:
         """Begin to learn from an engine that was made with `head` and this as its recorder."""
         self._engine, options = engine, self._options
-        Path(options.folder).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(options.folder).mkdir(parents=True, exist_ok=True)
+            told = self._told()
+        except (FledgeError, OSError) as error:
+            self._stop(f"{options.folder} can't be written ({first_line(error)})")
         if not self._takes_in():
             return
         # A process group of its own in our session: Ctrl-C doesn't reach it, and where we are killed the system ends
@@ -112,15 +119,15 @@ class Learning:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._intake = Intake(self._process.stdin, options.memory or 0, self._ended)
-        self._intake.tell(self._told())
+        self._intake = Intake(self._process.stdin, options.memory or 0, self._not_sent)
+        self._intake.tell(told)
         threading.Thread(target=self._listen, name="fledge-learn", daemon=True).start()
         threading.Thread(target=self._keep, name="fledge-learn-keeper", daemon=True).start()
 
     def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
         """As the engine's recorder."""
         self._live.add(*drafts)
-        if self._intake is not None and self._why is None:
+        if self._intake is not None and self._why is None and tape.group not in self._options.excluded:
             self._intake.put(tape, token_ids, drafts)
 
     def figures(self) -> dict[str, Any]:
@@ -238,7 +245,6 @@ class Learning:
             try:
                 head = self._versions.load(number)
                 self._engine.change_head(head_runner(self._target, head, draft_weights=self._weights))
-                self._versions.prune(self._options.keep, number)
             except (FledgeError, OSError) as error:
                 logger.warning(
                     "version %d can't be served, the head before goes on: %s", number, first_line(error)
@@ -255,6 +261,8 @@ class Learning:
                 number, latest.get("tau"), latest.get("before"), latest.get("low"), latest.get("high"),
                 latest.get("tokens"), 1e3 * (time.monotonic() - begun),
             )  # fmt: skip
+            with suppress(FledgeError, OSError):  # older versions that can't be deleted do no harm
+                self._versions.prune(self._options.keep, number)
 
     def _roll_back(self) -> None:
         """The head before serves again."""
@@ -266,7 +274,6 @@ class Learning:
             head = self._versions.load(number) if number is not None else self._given
             assert head is not None
             self._engine.change_head(head_runner(self._target, head, draft_weights=self._weights))
-            self._versions.mark_rolled_back(fallen)
             self.version, self._before = number, None
             self.rollbacks += 1
             self._live.swapped(back=True)
@@ -276,6 +283,10 @@ class Learning:
             if self._intake is not None:
                 folder = self._versions.path(number) if number else Path(self._options.folder) / "given"
                 self._intake.tell({"kind": "back", "head": str(folder), "version": number})
+            try:
+                self._versions.mark_rolled_back(fallen)
+            except (FledgeError, OSError) as error:
+                logger.warning("version %d is served again after a restart: %s", fallen, first_line(error))
 
     def _keep(self) -> None:
         """Stop the process while requests run; look after acceptance and what is pinned. In a thread."""
@@ -289,7 +300,10 @@ class Learning:
                 self._pause(now - idle_since < _QUIET_S)
             if now - looked > _PIN_S:
                 looked = now
-                self._look_after()
+                try:
+                    self._look_after()
+                except Exception as error:  # such as no memory for the head before
+                    self._stop(f"its versions can't be looked after ({first_line(error)})")
         self._pause(False)
 
     def _look_after(self) -> None:
@@ -305,6 +319,11 @@ class Learning:
             return
         self._process.send_signal(signal.SIGSTOP if wanted else signal.SIGCONT)
         self._paused = wanted
+
+    def _not_sent(self, error: Exception) -> None:
+        if isinstance(error, (OSError, ValueError)):  # the pipe's
+            self._ended()
+        self._stop(f"conversations can't be sent to its process ({first_line(error)})")
 
     def _ended(self) -> None:
         """The process has ended, or is about to."""
@@ -323,3 +342,5 @@ class Learning:
             if self._why is None and not self._closing.is_set():
                 self._why = why
                 logger.error("learning stops, serving goes on: %s", why)
+                if self._process is not None:
+                    self._process.kill()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ _HORIZON = 10**6  # steps of a schedule that never decays
 _WARMUP = 30  # of these
 _AGAIN = 0.3  # learning rates of a trained head, relative to a new one's
 _COMMON = 3  # conversations in which a token has to occur for a draft vocabulary to take it because of them
+_LIKELY = 0.1  # of an answer's tokens that have to be the target's most probable ones
 _LOGIT_ROWS = 256
 _FEWEST = 8  # conversations to start with
 
@@ -53,22 +55,21 @@ class Student:
         self._served: dict[int, tuple[float, float]] = {}
         self._serving: Tensor | None = None  # its masters; None: plain decode
         self._share = 1.0  # of the learning rates
-        self.steps = self.trained_tokens = 0
+        self.steps = 0
         if head is not None:
             self._begin(head.fitted_to(target), again=True)
             self._serving = self._masters.clone()
 
     @property
     def ready(self) -> bool:
-        """Whether there is anything to train on that hasn't been seen often enough."""
-        ring, options = self._ring, self._options
-        if self.trained_tokens >= options.passes * ring.tokens_in:
+        """Whether there is enough to train on, and a batch of it that hasn't been seen often enough."""
+        infos, options = self._ring.split("train"), self._options
+        if len(infos) < _FEWEST or sum(map(_tokens, infos)) < options.start_tokens:
             return False
-        infos = ring.split("train")
-        return len(infos) >= _FEWEST and sum(info.tokens for info in infos) >= options.start_tokens
+        return sum(map(_tokens, self._ring.left())) >= options.train.batch_tokens
 
-    def step(self) -> float:
-        """One step; its loss. Raises a DataError if training has diverged; nothing is changed then."""
+    def step(self) -> float | None:
+        """One step; its loss, or None without samples. Raises a DataError for a gradient that isn't finite."""
         if self._learner is None:
             self._begin(self._new_head(), again=False)
         assert self._learner is not None
@@ -78,22 +79,22 @@ class Student:
         ]
         samples = self._ring.read_many(sorted(infos, key=lambda info: info.tokens))
         if not samples:
-            return math.nan
+            return None
         weights = [options.step_decay**step for step in range(options.ttt_steps)]
         batch = make_batch(samples, self._learner.dtype)
         measures = self._learner.learn(batch, [w / sum(weights) for w in weights], measure=True)
         self._optimizer.update(self._since)
         self._since += 1
         self.steps += 1
-        self.trained_tokens += batch.tokens
-        return measures.loss if measures else math.nan
+        assert measures is not None
+        return measures.loss
 
-    def measure(self) -> TauDifference | None:
-        """The candidate against what serves; None without held-out conversations."""
+    def measure(self) -> list[TauDifference]:
+        """The candidate against what serves: in all, then by group of traffic; [] without held-out conversations."""
         learner = self._learner
         infos = [info for info in self._ring.split("heldout") if is_trainable(info)]
         if learner is None or not infos:
-            return None
+            return []
         weights = learner.unrolled.weights
         new = [info for info in infos if info.index not in self._served]
         if self._serving is not None:
@@ -104,11 +105,16 @@ class Student:
         weights.refresh()
         if self._serving is None:  # a token a round
             self._served = {index: (tokens, tokens) for index, (tokens, _) in candidate.items()}
-        both = [[self._served[i], candidate[i]] for i in candidate if i in self._served]
         self._served = {i: self._served[i] for i in candidate if i in self._served}
-        return (
-            tau_difference("all", torch.tensor(both, dtype=torch.float64).transpose(0, 1)) if both else None
-        )
+        groups: dict[str, list[list[tuple[float, float]]]] = {}
+        for info in infos:
+            if (served := self._served.get(info.index)) is not None:
+                for name in ("", info.category):
+                    groups.setdefault(name, []).append([served, candidate[info.index]])
+        return [
+            tau_difference(name, torch.tensor(both, dtype=torch.float64).transpose(0, 1))
+            for name, both in groups.items()
+        ]
 
     def candidate(self, difference: TauDifference) -> Head:
         """The averaged weights as a head."""
@@ -234,6 +240,19 @@ def check_finite(sample: FeatureSample) -> None:
     """Raise a DataError for hidden states that training can't use."""
     if not bool(torch.isfinite(sample.features).all() and torch.isfinite(sample.hidden).all()):
         raise DataError("hidden states hold infinities or NaN; run the target in another type")
+
+
+def is_likely(sample: FeatureSample) -> bool:
+    """Whether the target would often write the answer's tokens: nobody can draft one that is random."""
+    rows = sample.loss_mask[1:].nonzero().flatten()
+    return bool((sample.argmax[rows] == sample.token_ids[rows + 1]).float().mean() >= _LIKELY)
+
+
+def surely_worse(groups: Sequence[TauDifference]) -> str | None:
+    """A group of traffic that loses, with 95 % certainty for all of them together (Bonferroni); None: none does."""
+    z = NormalDist().inv_cdf(1 - 0.025 / max(len(groups), 1))
+    known = [one for one in groups if math.isfinite(one.low)]
+    return next((g.name for g in known if (g.low + g.high) / 2 + z * (g.high - g.low) / (2 * 1.96) < 0), None)
 
 
 def _tokens(info: SampleInfo) -> int:

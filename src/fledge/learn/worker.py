@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from fledge.base.errors import DataError, first_line
+from fledge.data.privacy import PrivacyFilter
 from fledge.heads import Head
 from fledge.learn.options import LearnOptions
+from fledge.learn.private import without_private
 from fledge.learn.ring import Ring
-from fledge.learn.student import Student, check_finite, with_argmax
+from fledge.learn.student import Student, check_finite, is_likely, surely_worse, with_argmax
 from fledge.learn.versions import Card, Versions
 from fledge.learn.wire import frames, sample_of
 from fledge.target import Target
@@ -45,6 +47,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="learning process: %(message)s")
     try:
         Worker(sys.stdin.buffer, out).run()
+    except BrokenPipeError:
+        pass  # the server has ended
     except MemoryError:
         _say(out, kind="stopped", why="there is no memory left")
     except Exception as error:
@@ -65,8 +69,8 @@ class Worker:
             target["folder"], dtype=target["dtype"], feature_layers=target["feature_layers"]
         )
         self._lm_head = self._target.ends.lm_head  # read before anything is taken in
-        assert self._options.memory is not None
-        self._ring = Ring(self._options.memory, self._options.heldout, self._options.heldout_tokens)
+        self._ring = Ring(self._options)
+        self._privacy = PrivacyFilter() if self._options.privacy else None
         self._versions = Versions(self._options.folder)
         self._serving: int | None = told["version"]
         head = Head.load(told["head"]) if told["head"] else None
@@ -74,6 +78,7 @@ class Worker:
         self._back: tuple[str, int | None] | None = None  # a head to go back to, and its version
         self._loss: float | None = None
         self._worse = self._setbacks = 0
+        self._unlikely = 0  # conversations that were left out
 
     def run(self) -> None:
         """Until the server ends."""
@@ -98,9 +103,15 @@ class Worker:
                     self._back = frame.facts["head"], frame.facts["version"]
                     continue
                 sample = sample_of(frame, self._ring.next_number())
+                if self._privacy is not None:
+                    sample = without_private(sample, self._target.tokenizer, self._privacy)
                 with suppress(DataError):
                     check_finite(sample)
-                    self._ring.add(with_argmax(sample, self._lm_head))
+                    sample = with_argmax(sample, self._lm_head)
+                    if is_likely(sample):
+                        self._ring.add(sample)
+                    else:
+                        self._unlikely += 1
             os._exit(0)
         except BaseException as error:
             _say(self._out, kind="stopped", why=f"conversations can't be taken in ({error!r:.80})")
@@ -120,11 +131,13 @@ class Worker:
         except DataError:  # nothing has been changed
             self._set_back("the gradient isn't finite")
             return
-        average = self._loss
-        if average is not None and not loss <= _LOSS_LIMIT * average + 1:
-            self._set_back(f"the loss rose from {average:.2f} to {loss:.2f}")
-        elif math.isfinite(loss):
-            self._loss = loss if average is None else average + _SMOOTH * (loss - average)
+        if loss is None:
+            return
+        average = loss if self._loss is None else self._loss
+        if not math.isfinite(loss) or loss > _LOSS_LIMIT * average + 1:
+            self._set_back(f"the loss went from {average:.2f} to {loss:.2f}")
+        else:
+            self._loss = average + _SMOOTH * (loss - average)
 
     def _set_back(self, why: str) -> None:
         """Begin again from the head that serves, in smaller steps."""
@@ -136,9 +149,11 @@ class Worker:
         self._loss, self._worse = None, 0
 
     def _measure(self) -> None:
-        found, student = self._student.measure(), self._student
-        if found is None:
+        student, measured = self._student, self._student.measure()
+        if not measured:
             return
+        found, *groups = measured
+        worse = surely_worse(groups)
         known = math.isfinite(found.low)
         about = {
             "tau": round(found.tau[1], 4),
@@ -153,12 +168,14 @@ class Worker:
             "cpu_seconds": round(time.process_time(), 1),
             "ring_bytes": self._ring.size,
             "loss": self._loss,
+            "worse": worse,  # a group of traffic that the candidate is worse for, which keeps it out
+            "unlikely": self._unlikely,
         }
         _say(self._out, kind="measured", **about, **more)
         self._worse = self._worse + 1 if found.high < 0 else 0
         if self._worse >= _WORSE:
             self._set_back(f"tau fell from {found.tau[0]:.2f} to {found.tau[1]:.2f}")
-        elif found.low > self._options.least_gain and self._versions.pinned() is None:
+        elif found.low > self._options.least_gain and worse is None and self._versions.pinned() is None:
             self._offer(about, found)
 
     def _offer(self, about: dict[str, Any], found: TauDifference) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Container, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fledge.base.errors import ServerError
 from fledge.server.errors import ApiError
 from fledge.server.metrics import Metrics
 from fledge.server.options import ServerOptions
@@ -106,7 +107,7 @@ class Gate:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            visit.client = "key-" + digest.hex()[:12]
+            visit.client = _name(digest)
         if scope["method"] == "POST":
             kind = _header(scope, b"content-type").split(b";")[0].strip().lower()
             if kind != b"application/json":
@@ -245,6 +246,22 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name)
     except ValueError:
         return None
+
+
+def check_clients(names: Sequence[str], keys: Sequence[str]) -> None:
+    """Raise a ServerError for a name that no client can have: with keys theirs, without an IP address."""
+    known = {_name(_digest(key.encode())) for key in keys}
+    for name in names:
+        if name not in known if keys else _address(name) is None:
+            raise ServerError(
+                f"no client is called {name!r}; clients are named as in the log, by "
+                + (f"their keys: {', '.join(sorted(known))}" if keys else "their IP addresses")
+            )
+
+
+def _name(digest: bytes) -> str:
+    """Of a key, for logs."""
+    return "key-" + digest.hex()[:12]
 
 
 def _digest(key: bytes) -> bytes:

@@ -58,6 +58,7 @@ def add_operations(app: FastAPI, server: Server) -> None:
                 "backend": engine.target.backend,
             },
             "speculative": engine.speculative,
+            "learning": engine.recorder is not None,  # then /v1/learn says how it goes
             "max_batch": engine.max_batch,
             "max_context": engine.max_context,
             "waiting": server.worker.waiting,

@@ -7,7 +7,17 @@ import hashlib
 from importlib.resources import files
 
 _LIBRARIES = ("vendor/marked.js", "vendor/highlight.js")
-_SCRIPTS = ("store.js", "stream.js", "tree.js", "markdown.js", "answer.js", "chat.js", "race.js", "main.js")
+_SCRIPTS = (
+    "store.js",
+    "stream.js",
+    "tree.js",
+    "markdown.js",
+    "answer.js",
+    "chat.js",
+    "race.js",
+    "learning.js",
+    "main.js",
+)
 
 
 def page() -> bytes:

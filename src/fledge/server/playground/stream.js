@@ -53,6 +53,7 @@ async function connect() {
     byId("key-bar").hidden = true;
     byId("model").textContent = info.served_model_name + (info.speculative ? "" : " · no draft head: plain decode");
     byId("model").classList.remove("error");
+    if (info.learning) learning.follow();
   } catch (error) {
     byId("model").textContent = error.message;
     byId("model").classList.add("error");
