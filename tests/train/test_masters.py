@@ -14,7 +14,8 @@ from torch import Tensor, multiprocessing
 
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
-from fledge.train.parallel import ShardedMasters, Team
+from fledge.train.parallel import Team
+from fledge.train.sharded import ShardedMasters
 from fledge.train.weights import TrainableWeights
 from tests.base.forked import preload
 

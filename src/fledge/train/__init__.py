@@ -6,7 +6,7 @@ batches     batches.py conversations to batches               feed.py prefetch
 a step      learner.py, then unroll.py (TTT) and loss.py      optimizer.py the update
 the layer   functions.py autograd functions                   kernels.py compiled versions of them
             attention.py, with attention_{torch,kernels,flex}.py and blocks.py
-weights     weights.py flat buffers, workspace.py scratch     parallel.py several processes
+weights     weights.py flat buffers, workspace.py scratch     parallel.py several processes, sharded.py
 saved       checkpoint.py                                     curves.py TensorBoard and W&B
 measuring   evaluation.py, acceptance.py, serving.py          compare.py two heads, ablation.py many trainings
 """

@@ -3,17 +3,13 @@
     torchrun --nproc-per-node 2 -m fledge train my.yaml --run-dir runs/my-llm
 
 Sums are weighted as if one process had the whole batch, so losses equal those of one process up to the order of
-additions. The float32 masters are whole in every process, or sharded with FSDP2:
+additions. The float32 masters are whole in every process, or sharded with FSDP2 (sharded.py):
 
     train.parallel    masters, optimiser state     gradients         compute copies, after every update
     ddp               whole in every process       all-reduce        cast from the masters
     fsdp              one shard per process        reduce-scatter    all-gather of the shards, cast before
 
 All weights are one flat buffer of N numbers, and a shard is an even slice of it, regardless of the weights' shapes.
-
-Torch's own FSDP2 (`fully_shard`) shards the masters and gathers them; all other communication is a DTensor that changes
-its placement. FSDP2's autograd hooks aren't used: the backward functions here add to float32 gradients in place
-(functions.py), where the hooks would wait for gradients in the compute dtype.
 """
 
 from __future__ import annotations
@@ -25,10 +21,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch import Tensor
 
 from fledge.features import SampleInfo
 
@@ -134,70 +127,3 @@ class Masters:
 
     def broadcast(self, tensor: Tensor, turn: int) -> None:
         """Overwrite `tensor` with that of the process that `computes` this turn."""
-
-
-class ShardedMasters(Masters):
-    """Masters sharded over the processes by FSDP2; `dtype` is that of the compute copies."""
-
-    def __init__(self, masters: Tensor, team: Team, dtype: torch.dtype) -> None:
-        self.team = team
-        self._mesh = init_device_mesh(masters.device.type, (team.size,))
-        self._size = masters.numel()
-        self._module = _Flat(masters)
-        policy = MixedPrecisionPolicy(param_dtype=dtype)
-        self._sharded: FSDPModule = fully_shard(self._module, mesh=self._mesh, mp_policy=policy)
-        split = self._module.flat
-        assert isinstance(split, DTensor)
-        self.shard = split.to_local()
-        start = min(team.rank * -(-self._size // team.size), self._size)
-        self.span = slice(start, start + self.shard.numel())
-
-    def reduce(self, grad: Tensor) -> Tensor:
-        shares = DTensor.from_local(grad, self._mesh, [Partial()])
-        return _local(shares.redistribute(placements=[Shard(0)]))
-
-    def norm(self, grad: Tensor) -> float:
-        return float(self.team.sum_(grad.norm().square()).sqrt())
-
-    def all_gather(self, shard: Tensor) -> Tensor:
-        size = torch.Size([self._size])
-        shards = DTensor.from_local(shard, self._mesh, [Shard(0)], shape=size, stride=(1,))
-        return _local(shards.redistribute(placements=[Replicate()]))
-
-    def gather_to_leader(self, shard: Tensor) -> Tensor:
-        full = self.all_gather(shard)
-        return full.cpu() if self.team.leads else full.new_empty(0)
-
-    def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
-        if shard is not None:
-            compute.copy_(self.all_gather(shard.to(compute.dtype)))
-            return
-        self._sharded.unshard()
-        compute.copy_(self._module.flat)
-        self._sharded.reshard()
-
-    def computes(self, turn: int) -> bool:
-        return turn % self.team.size == self.team.rank
-
-    def broadcast(self, tensor: Tensor, turn: int) -> None:
-        dist.broadcast(tensor, turn % self.team.size)
-
-
-class _Flat(nn.Module):
-    """A module with the flat buffer as its only parameter, for fully_shard."""
-
-    def __init__(self, flat: Tensor) -> None:
-        super().__init__()
-        self.flat = nn.Parameter(flat, requires_grad=False)
-
-
-def _local(tensor: DTensor) -> Tensor:
-    local: Tensor = tensor.to_local()
-    return local
-
-
-def make_masters(masters: Tensor, team: Team, parallel: Parallel, dtype: torch.dtype) -> Masters:
-    """Masters [N], the same in all processes of the team, whole or sharded according to `parallel`."""
-    if parallel == "fsdp" and team.size > 1:
-        return ShardedMasters(masters, team, dtype)
-    return Masters(masters, team)
