@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -47,10 +48,12 @@ def test_a_race_serves_each_prompt_once_and_no_prompt_of_a_probe(target: Target)
     assert sorted(noted.texts) == sorted(prompt.token_ids(target) for prompt in PROMPTS[2:])
     with pytest.raises(DataError, match="give more prompts"):
         Course.of(PROMPTS, 5)
+    assert Course.of(PROMPTS, 0) == (PROMPTS, PROMPTS)
 
 
 def test_its_picture_has_a_line_for_each_curve_and_one_where_a_version_came(tmp_path: Path) -> None:
-    probes = [Probe(10.0 * number, 100.0, 100.0 + 20 * number, True) for number in range(5)]
+    paces = [100.0] * 3 + [220.0] + [100.0] * 5 + [220.0] * 9  # one that is fast by chance says nothing
+    probes = [Probe(10.0 * number, 100.0, pace, True) for number, pace in enumerate(paces)]
     found = Race("tiny & small", probes, seconds=80.0, learning=STATE)
     picture = ElementTree.fromstring(found.picture())
     kinds = [element.get("class", "") for element in picture.iter()]
@@ -58,7 +61,9 @@ def test_its_picture_has_a_line_for_each_curve_and_one_where_a_version_came(tmp_
         "line s-faint", "line s-trained", "line s-trained", "line s-released", "line s-third"
     ]  # fmt: skip
     assert kinds.count("across") == 4  # 1x, and where version 3 began to serve, in both panels
-    assert found.reached() == {1.2: 10.0, 1.5: 30.0, 2.0: None}
+    assert found.reached() == {1.2: 90.0, 1.5: 90.0, 2.0: 90.0}
+    slower = Race("tiny", [replace(probe, plain=150.0) for probe in probes])
+    assert slower.reached() == {1.2: 90.0, 1.5: None, 2.0: None}
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_race(fledge: Fledge, tmp_path: Path) -> None:

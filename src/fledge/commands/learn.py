@@ -79,7 +79,10 @@ def race(
         bool, typer.Option("--once", help="serve no prompt twice, and end after the last one")
     ] = False,
     probes: Annotated[
-        int, typer.Option(min=1, help="prompts set apart for probes: never served to learn from")
+        int,
+        typer.Option(
+            min=0, help="prompts set apart for probes, never learnt from; 0: probe with traffic's prompts"
+        ),
     ] = 16,
     lookup: Annotated[bool, typer.Option("--lookup", help="with prompt lookup beside the head")] = False,
     learn_busy: Annotated[bool, typer.Option("--learn-busy", help="as in `fledge serve`")] = False,

@@ -3,9 +3,10 @@
     round     1 to 4 prompts at once, a pause, the next ones ...           in random order, once or again and again
     probe     now and then one prompt alone, plainly and then speculating: the same answer, and how many times faster
 
-Prompts of probes are set apart: they are never traffic, and nothing is learnt from their answers. Both answers of a
-probe come from the same server, one right after the other, so a slow spell of the machine meets both.
-The time to 1.2x is that of the first probe from which the median of three, it and its neighbours, is 1.2 or more.
+Prompts of probes are set apart: they are never traffic, and nothing is learnt from their answers. Without such ones
+probes repeat prompts of the traffic, as users' questions repeat. Both answers of a probe come from the same server, one
+right after the other, so a slow spell of the machine meets both; a probe before all others warms it up.
+The time to 1.2x is that of the first probe of which the median with its neighbours, nine in all, is 1.2 or more.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fledge.bench.workloads import Prompt, Workload
 _MARKS = (1.2, 1.5, 2.0)
 _READY_S = _ANSWER_S = 600.0
 _SHORTEST = 32  # tokens of an answer whose pace is measured
+_NEIGHBOURS = 4  # probes on each side that a median is taken with: one prompt can be twice as fast as another
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,12 @@ class Course(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], probes: int) -> Course:
-        """Set so many prompts apart, evenly over the categories; traffic has none of their texts."""
+        """Set so many prompts apart, evenly over the categories; traffic has none of their texts.
+
+        0: traffic's own are probed with.
+        """
+        if not probes:
+            return cls(prompts, prompts)
         apart = Workload("race", tuple(prompts)).limited(probes).prompts
         texts = [prompt.messages for prompt in apart]
         traffic = [prompt for prompt in prompts if prompt.messages not in texts]
@@ -96,7 +103,10 @@ class Race:
     def smooth(self) -> list[tuple[float, float]]:
         """Seconds of each probe, and the median speed-up of it and its neighbours."""
         return [
-            (probe.seconds, median(p.speed_up for p in self.probes[max(i - 1, 0) : i + 2]))
+            (
+                probe.seconds,
+                median(p.speed_up for p in self.probes[max(i - _NEIGHBOURS, 0) : i + _NEIGHBOURS + 1]),
+            )
             for i, probe in enumerate(self.probes)
         ]
 
@@ -130,7 +140,7 @@ class Race:
                 ("serves, live", "s-third", "live"),
             )
         ]
-        speed = (Series("each probe", "s-faint", each), Series("median of three", "s-trained", smooth))
+        speed = (Series("each probe", "s-faint", each), Series("median of nine", "s-trained", smooth))
         drawn = [panel("Speed-up over plain decode", "x", *speed), panel("Tau", "tokens", *taus)]
         legend = [(one.style, one.label) for one in taus]
         title = f"{escape(self.target)}: learning while serving"
@@ -152,7 +162,7 @@ async def run(
     url: str, target: str, course: Course, options: RaceOptions, tell: Callable[[str], None]
 ) -> Race:
     """The race against a server that is there."""
-    rng, found, begun = random.Random(options.seed), Race(target), time.monotonic()
+    rng, found = random.Random(options.seed), Race(target)
     since_probe, probes = options.probe_every, _endless(course.probes, rng)
     async with open_session() as session:
         call = Call(
@@ -169,6 +179,8 @@ async def run(
                 seen: dict[str, Any] = await response.json()
                 return seen
 
+        await ask(next(probes), learn=False)  # the first answer of a server is slow
+        begun = time.monotonic()
         served = iter(rng.sample(course.traffic, len(course.traffic)))
         if not options.once:
             served = _endless(course.traffic, rng)
