@@ -12,48 +12,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
-import signal
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import quantiles
 
+import psutil
+
 from fledge.base.child import StartedServer, free_port, started
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
+from fledge.bench.peers.waker import each
 from fledge.bench.workloads import Prompt, find_workload
 
 _READY_S = 600.0
 KINDS = {"plain": {"speculate": False, "learn": True}, "speculating": {"learn": True}}
 
 
-def processes(server: StartedServer) -> list[int]:
-    """Of a server's session: its own, and the one that learns."""
-    numbers = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
-    found = []
-    for number in numbers:
-        with suppress(OSError):
-            if os.getsid(number) == server.process.pid:
-                found.append(number)
-    return found
-
-
 @contextmanager
 def stopped(server: StartedServer) -> Iterator[None]:
-    """Nothing of it runs."""
-    numbers = processes(server)
-    for number in numbers:
-        os.kill(number, signal.SIGSTOP)
+    """Nothing of it runs, the process that learns included."""
+    process = psutil.Process(server.process.pid)
+    each(process, psutil.Process.suspend)
     try:
         yield
     finally:
-        for number in numbers:
-            os.kill(number, signal.SIGCONT)
+        each(process, psutil.Process.resume)
 
 
 async def block(url: str, prompts: list[Prompt], pause_s: float) -> dict[str, list[RequestRecord]]:
