@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from fledge.engine import Engine, SamplingParams
 from fledge.target import Target
+from tests.stand_in import StandIn, listening
 
 # Changes a reply; returns it, a status code, or "hang up" / "endless".
 Fault = Callable[[int, dict[str, Any], dict[str, Any]], Any]
@@ -59,17 +59,17 @@ class CompletionServer:
         """Serve on this machine; gives the URL."""
         owner = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(StandIn):
             def do_GET(self) -> None:
                 if owner.key and self.headers.get("Authorization") != f"Bearer {owner.key}":
-                    self._send(401, {"error": "no key"})
+                    self.answer(401, {"error": "no key"})
                 elif self.path != "/v1/models":
-                    self._send(404, {"error": "no such place"})
+                    self.answer(404, {"error": "no such place"})
                 else:
-                    self._send(200, {"data": [{"id": "tiny"}]})
+                    self.answer(200, {"data": [{"id": "tiny"}]})
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.read())
                 reply = owner.reply(body)
                 if reply == "hang up":
                     self.connection.close()
@@ -82,32 +82,10 @@ class CompletionServer:
                             time.sleep(0.005)
                     except OSError:
                         pass
-                elif isinstance(reply, bytes):
-                    self._send(200, reply)
                 elif isinstance(reply, int):
-                    self._send(reply, {"error": "x"})
+                    self.answer(reply, {"error": "x"}, **({"Retry_After": "7"} if reply == 429 else {}))
                 else:
-                    self._send(200, reply)
+                    self.answer(200, reply)
 
-            def _send(self, status: int, value: Any) -> None:
-                data = value if isinstance(value, bytes) else json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                if status == 429:
-                    self.send_header("Retry-After", "7")
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        with listening(Handler, port) as url:
+            yield url

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fledge.engine import Engine, TreeShape
 from fledge.heads import Head
 from tests.doctor.conftest import TOKENS, Patient
 from tests.heads.tiny_head import load_tiny_target
+from tests.stand_in import StandIn, listening
 
 DEPTH = 3
 
@@ -72,8 +72,6 @@ class Backend:
 
 @pytest.fixture
 def serve(patient: Patient) -> Iterator[Callable[..., str]]:
-    servers = []
-
     def start(
         *,
         head: Path | None = patient.head,
@@ -86,33 +84,21 @@ def serve(patient: Patient) -> Iterator[Callable[..., str]]:
     ) -> str:
         backend = Backend(patient, head, sglang=sglang, template=template, owner=owner, depth=depth)
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(StandIn):
             def do_GET(self) -> None:
                 self._reply(backend.get(self.path) if metrics or self.path != "/metrics" else None)
 
             def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                self._reply(backend.post(self.path, json.loads(self.rfile.read(length))))
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
+                self._reply(backend.post(self.path, json.loads(self.read())))
 
             def _reply(self, value: Any) -> None:
-                data = value.encode() if isinstance(value, str) else json.dumps(value).encode()
                 known = not key or self.headers["Authorization"] == f"Bearer {key}"
-                self.send_response(401 if not known else 404 if value is None else 200)
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(401 if not known else 404 if value is None else 200, value)
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
+        return servers.enter_context(listening(Handler))
 
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as servers:
+        yield start
 
 
 def test_a_server_that_wants_a_key_gets_it(

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from fledge.run.recipe import Recipe
 from fledge.target import Target
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target
+from tests.stand_in import StandIn, listening
 
 
 class Server:
@@ -83,33 +83,17 @@ class Server:
     def running(self) -> Iterator[str]:
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(StandIn):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                found = server.reply(body)
-                if found is None:  # as if killed: the connection ends without a reply
-                    return
-                data = json.dumps(found).encode()
-                self.send_response(found if isinstance(found, int) else 200)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                found = server.reply(json.loads(self.read()))
+                if found is not None:  # else as if killed: the connection ends without a reply
+                    self.answer(found if isinstance(found, int) else 200, found)
 
             def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(json.dumps({"data": [{"id": "tiny"}]}).encode())
+                self.answer(200, {"data": [{"id": "tiny"}]})
 
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}"
-        finally:
-            http.shutdown()
-            http.server_close()
+        with listening(Handler) as url:
+            yield url
 
 
 def extractor(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from fledge.data import read_conversations
 from fledge.features import FeatureExtractor, FeatureServers, ServedExtractor, server_arguments
 from fledge.target import Target
 from tests import interop
+from tests.stand_in import StandIn, listening
 
 DATA = Path(__file__).parents[2] / "data" / "smollm2-135m-instruct"
 READY_S = 900.0
@@ -55,9 +54,9 @@ def busy(url: str, kill: StartedServer | None = None) -> Iterator[str]:
     """A way to the server on which one request in ten is answered with 503; its fifth kills the server."""
     numbers = count(1)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(StandIn):
         def do_POST(self) -> None:
-            self._pass_on(self.rfile.read(int(self.headers["Content-Length"])))
+            self._pass_on(self.read())
 
         def do_GET(self) -> None:
             self._pass_on(None)
@@ -76,21 +75,10 @@ def busy(url: str, kill: StartedServer | None = None) -> Iterator[str]:
                 )
             except httpx2.HTTPError:  # nobody is there: this connection ends without a reply, too
                 return
-            self.send_response(found.status_code)
-            self.send_header("Content-Length", str(len(found.content)))
-            self.end_headers()
-            self.wfile.write(found.content)
+            self.answer(found.status_code, found.content)
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}"
-    finally:
-        http.shutdown()
-        http.server_close()
+    with listening(Handler) as way:
+        yield way
 
 
 @pytest.mark.slow
