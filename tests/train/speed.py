@@ -32,12 +32,13 @@ from fledge.target import Target
 from fledge.train import TrainOptions
 from fledge.train.batches import epoch_batches
 from fledge.train.feed import read_batch
-from fledge.train.learner import Learner
+from fledge.train.learner import Learner, fast_dtype
 from fledge.train.optimizer import Optimizer
 from fledge.train.workspace import freed_memory_is_kept
 from tests.train.plain_loop import PlainHead
 from tests.train.speculators_peer import Peer, started
 
+CPU = torch.device("cpu")
 GEMM_SHAPES = ((2048, 2048, 2048), (4096, 4096, 1024), (2048, 576, 8192), (2048, 1536, 3072))
 
 
@@ -79,7 +80,7 @@ def measure(
 ) -> None:
     decays = [options.step_decay**step for step in range(options.ttt_steps)]
     weights = [w / sum(decays) for w in decays]
-    learner = Learner(head, target.weights, torch.bfloat16, torch.device("cpu"), options.loss_to_take)
+    learner = Learner(head, target.weights, torch.bfloat16, CPU, options.loss_to_take)
     optimizer = Optimizer(learner.unrolled.weights, options, 1000)
 
     def ours(batch: object) -> None:
@@ -147,7 +148,7 @@ def measure(
 
 
 def reader(store: FeatureStore) -> Callable[[Sequence[SampleInfo]], object]:
-    return lambda infos: read_batch(store, infos, torch.bfloat16, torch.device("cpu"))
+    return lambda infos: read_batch(store, infos, fast_dtype(torch.bfloat16, CPU), CPU)
 
 
 def timed(work: Callable[[object], object], argument: object) -> float:

@@ -227,17 +227,17 @@ class Calibration:
     def train(self) -> float:
         """Tokens per second of training, from one batch of random features."""
         options = self._recipe.train
-        dtype = getattr(torch, options.dtype)
         vocabulary = DraftVocabulary.from_counts(
             torch.zeros(self._target.config.vocab_size), self._draft_vocab_size
         )
         learner = Learner(
             random_head(self._target, vocabulary, sizes=options.head.sizes),
             self._target.ends,
-            dtype,
+            getattr(torch, options.dtype),
             self._target.device,
         )
-        batch = make_batch([self._random_sample() for _ in range(_SAMPLES)], dtype).to(self._target.device)
+        samples = [self._random_sample() for _ in range(_SAMPLES)]
+        batch = make_batch(samples, learner.dtype).to(self._target.device)
         weights = [1 / options.ttt_steps] * options.ttt_steps
         learner.learn(batch, weights, measure=False)  # the first step allocates
         return batch.tokens / _timed(lambda: learner.learn(batch, weights, measure=False))
