@@ -96,7 +96,7 @@ WEIGHTS: dict[str, tuple[Callable[[Any], dict[str, Any]], str | None]] = {
     "high feature lost": (lambda w: {"fc": torch.cat((w.fc[:, :-H], w.fc[:, -H:] * 0), 1)}, None),
 }
 CONFIGS: dict[str, tuple[dict[str, Any], str | None]] = {
-    "eps": ({"rms_norm_eps": 100.0}, "eps"),
+    "eps": ({"rms_norm_eps": 1000.0}, "eps"),
     "head_dim": ({"head_dim": 64, "num_heads": 2, "num_kv_heads": 1}, "head-dim"),
     "residual": ({"norm_before_residual": True}, "switch"),
     "rope base": ({"rope_theta": 3.0}, "rope"),

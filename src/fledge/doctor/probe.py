@@ -82,8 +82,9 @@ class Probe:
                 candidates = (one for one in candidates if one.fault not in ("lm-head", "vocabulary-order"))
             least = _CLEARLY_IF_LOW if hits < expected else 1.2
             found = self._best(trial, hits, candidates, least)
-            if found is None and hits < expected:
-                found = self._best(trial, hits, other_layers(trial, self._target), least)
+            if hits < expected and (found is None or found[1] < expected):  # that isn't it, or not all of it
+                others = self._best(trial, hits, other_layers(trial, self._target), least)
+                found = max(filter(None, (found, others)), key=lambda pair: pair[1], default=None)
             if found is None:
                 break
             hypothesis, better = found
