@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.stand_in import StandIn, listening
 from tests.test_makefile import program
 
 ROOT = Path(__file__).parents[1]
@@ -41,18 +40,12 @@ def installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def index() -> Iterator[str]:
     """The address of a package index that answers."""
 
-    class Answers(BaseHTTPRequestHandler):
+    class Answers(StandIn):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
+            self.answer(200, "")
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
+    with listening(Answers) as url:
+        yield url
 
 
 def installed(installer: ModuleType) -> str:

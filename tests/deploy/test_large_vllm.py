@@ -20,6 +20,7 @@ from fledge.doctor import ServedEngine
 from fledge.features import FeatureSample, FeatureStore
 from fledge.target import resolve_target
 from tests import interop
+from tests.deploy.vllm_comparison import DATA, served_tau
 from tests.interop.vllm_cpu import busy, vllm
 
 # Runs the command line without the target's architecture, as if its decoder had never been written.
@@ -27,7 +28,6 @@ UNKNOWING = (
     "from fledge.target import families; families._FAMILIES.pop('Qwen3MoeForCausalLM'); "
     "from fledge.commands.main import main; main()"
 )
-DATA = Path(__file__).parents[2] / "data" / "smollm2-135m-instruct"
 STEPS, TOKENS = 3, 48
 
 
@@ -162,8 +162,7 @@ def test_from_a_log_to_a_head_that_vllm_serves(tmp_path: Path, model: Path) -> N
         engine = ServedEngine(url)
         heldout = list(read_conversations(str(run / "conversations"), "heldout"))
         answers = [engine.answer(c.token_ids[: c.turn_starts[1]], TOKENS) for c in heldout]
-    drafts = sum(answer.drafts for answer in answers)
-    served = 1 + sum((answer.tau - 1) * answer.drafts for answer in answers) / drafts
+    served = served_tau(answers)
     print(f"tau {served:.3f} in vLLM, {evaluated:.3f} evaluated, {len(heldout)} prompts")
     for conversation, answer in zip(heldout, answers, strict=True):
         assert answer.token_ids == conversation.token_ids[conversation.turn_starts[1] :][:TOKENS]

@@ -83,7 +83,7 @@ def compare(
     return Comparison(
         prompts=len(questions),
         steps=steps,
-        tau_vllm=_tau(drafted),
+        tau_vllm=served_tau(drafted),
         tau_ours=1 + accepted / sum(s.drafted_rounds for s in stats),
         dtype=dtype,
         identical=len(questions) - len(parted),
@@ -122,7 +122,8 @@ def _served(launch: Launch, port: int) -> Iterator[ServedEngine]:
         yield ServedEngine(url)
 
 
-def _tau(answers: list[ServedAnswer]) -> float:
+def served_tau(answers: list[ServedAnswer]) -> float:
+    """Over all drafts of these answers."""
     drafts = sum(a.drafts for a in answers)
     return 1 + sum((a.tau - 1) * a.drafts for a in answers) / max(1, drafts)
 

@@ -48,7 +48,7 @@ from fledge.train.unroll import UnrolledHead
 from fledge.train.weights import TrainableWeights, Weight
 from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 
-_DEPTHS, _RANK, _DEPTH = 8, 64, 6  # vectors of depths; the transition's rank; drafted tokens in a row
+_DEPTHS, _RANK = 6, 64  # drafted tokens in a row; the transition's rank
 _TABLES = ("lm_head", "transition", "depth")  # not for Muon
 
 
@@ -215,13 +215,11 @@ def run(target: Target, store: FeatureStore, name: str, tokens: int | None, epoc
     ]
     batches = list(islice(batches, int(len(batches) * epochs / math.ceil(epochs))))
     optimizer = Optimizer(learner.unrolled.weights, options, len(batches))
-    weights = [options.step_decay**step for step in range(options.ttt_steps)]
-    weights = [weight / sum(weights) for weight in weights]
     start = time.perf_counter()
     with freed_memory_is_kept():
         for step, group in enumerate(batches):
             batch = read_batch(store, group, learner.dtype, learner.device)
-            measures = learner.learn(batch, weights, measure=step % 20 == 0)
+            measures = learner.learn(batch, options.step_weights, measure=step % 20 == 0)
             optimizer.update(step)
             if measures is not None:
                 print(f"{name}: step {step} of {len(batches)}, loss {measures.loss:.3f}", flush=True)
@@ -231,8 +229,8 @@ def run(target: Target, store: FeatureStore, name: str, tokens: int | None, epoc
     for group in heldout_batches(store, 8192, 60_000):
         batch = read_batch(store, group, learner.dtype, learner.device)
         assert batch is not None
-        rounds += replay(learner.hits(batch, _DEPTH), batch)
-    found = Acceptance.of(rounds, _DEPTH)
+        rounds += replay(learner.hits(batch, _DEPTHS), batch)
+    found = Acceptance.of(rounds, _DEPTHS)
     return {
         "row": name,
         "tau": round(found.tau, 4),

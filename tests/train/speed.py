@@ -78,8 +78,7 @@ def measure(
     batches: Sequence[list[SampleInfo]],
     peer: Peer | None,
 ) -> None:
-    decays = [options.step_decay**step for step in range(options.ttt_steps)]
-    weights = [w / sum(decays) for w in decays]
+    weights = options.step_weights
     learner = Learner(head, target.weights, torch.bfloat16, CPU, options.loss_to_take)
     optimizer = Optimizer(learner.unrolled.weights, options, 1000)
 

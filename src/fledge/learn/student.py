@@ -80,9 +80,8 @@ class Student:
         samples = self._ring.read_many(sorted(infos, key=lambda info: info.tokens))
         if not samples:
             return None
-        weights = [options.step_decay**step for step in range(options.ttt_steps)]
         batch = make_batch(samples, self._learner.dtype)
-        measures = self._learner.learn(batch, [w / sum(weights) for w in weights], measure=True)
+        measures = self._learner.learn(batch, options.step_weights, measure=True)
         self._optimizer.update(self._since)
         self._since += 1
         self.steps += 1

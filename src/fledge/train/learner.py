@@ -164,7 +164,7 @@ def fast_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 def _multiplies_bf16() -> bool:
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return True
-    logger.info("training computes in float32: PyTorch has no fast bf16 products for this CPU")
+    logger.info("heads are trained and evaluated in float32: PyTorch has no fast bf16 products for this CPU")
     return False
 
 

@@ -139,6 +139,12 @@ class TrainOptions(BaseModel):
         return shares
 
     @property
+    def step_weights(self) -> list[float]:
+        """The weight of each TTT step in the loss; they sum to 1."""
+        weights = [self.step_decay**step for step in range(self.ttt_steps)]
+        return [weight / sum(weights) for weight in weights]
+
+    @property
     def loss_to_take(self) -> LossMix | LossFunction:
         """The normalised shares, or the function named. Raises a RecipeError if it can't be imported."""
         from fledge.train.loss import LossMix

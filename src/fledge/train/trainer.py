@@ -171,8 +171,7 @@ class Trainer:
         self.total = self._planned = len(self._schedule)
         self._learner.unrolled.weights.distribute(team, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
-        weights = [options.step_decay**step for step in range(options.ttt_steps)]
-        self._step_weights = [weight / sum(weights) for weight in weights]
+        self._step_weights = options.step_weights
         self._metrics: list[dict[str, Any]] = []
         self._tracker = Tracker(options, train_url, leads=team.leads)
         self._writer = CheckpointWriter()
