@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fledge.base.memory import resident_memory
 from fledge.engine.sampling import RowSampling, coins, sample, seed_key
 from fledge.native import ops
 from fledge.target.batch import ForwardBatch, LogitsMode
@@ -337,3 +338,12 @@ def test_numbers_too_small_to_be_normal_are_the_callers_business_again_after_a_c
         *(torch.zeros(3).long(), torch.ones(3), torch.zeros(3), torch.arange(3)),
     )
     assert (tiny * 0.5 > 0).all()
+
+
+def test_a_kv_pool_takes_memory_only_as_it_is_used() -> None:
+    before = resident_memory()
+    pool = ops.pages_of_zeros(64, 1 << 20)  # 128 MiB
+    assert resident_memory() - before < 16 << 20
+    pool[:32] = 1
+    assert resident_memory() - before > 48 << 20
+    assert int(pool.count_nonzero()) == 32 << 20

@@ -9,6 +9,15 @@ from typing import Literal
 INFO = Path("/proc/meminfo")
 
 
+def resident_memory() -> int:
+    """Bytes of memory that this process takes up now; 0 where the system doesn't say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("utf-8").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def system_memory(field: Literal["MemTotal", "MemAvailable"]) -> int:
     """Bytes, as Linux counts them; other systems tell only what they have in total."""
     try:

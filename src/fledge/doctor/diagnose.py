@@ -120,7 +120,7 @@ def _not_runnable(target: Target) -> str:
     size = target.config.weight_count * target.dtype.itemsize
     cuda = target.device.type == "cuda"
     free = torch.cuda.mem_get_info(target.device)[0] if cuda else system_memory("MemAvailable")
-    if size <= free or "weights" in target.__dict__:
+    if size <= free or "decoder" in target.__dict__:
         return ""
     return (
         f"{target.name} takes {size / 2**30:.0f} GiB, and {free / 2**30:.0f} GiB are free on {target.device}"

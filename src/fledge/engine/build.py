@@ -59,6 +59,7 @@ class EngineParts:
     overlap: bool
     own_kernels: bool  # they have threads of their own, so torch is kept in one thread (`torch_alone`)
     max_context: int
+    kv_bytes: int  # the most that the KV of target and head may take
     recorder: Recorder | None
 
 
@@ -179,6 +180,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         overlap=overlap,
         own_kernels=decoder.backend == "native",
         max_context=context,
+        kv_bytes=target.kv.nbytes + (0 if eagle is None else eagle.kv.nbytes),
         recorder=options.recorder,
     )
 

@@ -125,7 +125,7 @@ class Engine:
         parts = build_parts(target.decoder, runner, options)
         self.max_batch, self.recorder = max_batch, recorder
         self.overlap = parts.overlap
-        self.max_context = parts.max_context
+        self.max_context, self.kv_bytes = parts.max_context, parts.kv_bytes
         self._core = EngineCore(parts, self._text_of)
 
     @property

@@ -23,16 +23,18 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def pages_of_zeros(*shape: int) -> Tensor:
-    """Zeros, bf16, for a KV pool: in huge pages where there are any, or attention waits for address translation."""
-    size = math.prod(shape) * torch.bfloat16.itemsize
+def pages_of_zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Zeros for a KV pool: in huge pages where there are any, or attention waits for address translation.
+
+    The system provides a page's memory when it is first written, so a pool takes as much as has been used of it.
+    """
+    size = math.prod(shape) * dtype.itemsize
     held = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         held.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(held, dtype=torch.uint8)  # keeps `held`
     first = -whole.data_ptr() % _HUGE_PAGE
-    # Written, so that it is there from now on.
-    return whole[first : first + size].view(torch.bfloat16).view(shape).zero_()
+    return whole[first : first + size].view(dtype).view(shape)
 
 
 class PackedMatrix:

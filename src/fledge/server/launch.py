@@ -20,6 +20,7 @@ import uvicorn
 from fledge.base.child import http_url
 from fledge.base.console import plural
 from fledge.base.errors import ServerError
+from fledge.base.memory import resident_memory
 from fledge.engine import PLAIN, Engine, EngineOptions
 from fledge.engine.memory import free_memory
 from fledge.released import load_head
@@ -72,6 +73,7 @@ def serve(
         app = create_app(engine, replace(options, model_names=names, target=target))
         gc.collect()
         gc.freeze()  # collections skip existing objects: scanning them would take a tenth of a second each
+        logger.info("%s", memory_line(engine))
         host = listener.getsockname()[0]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
             logger.warning("the server has no API keys: anyone who can reach %s may use it", host)
@@ -124,6 +126,16 @@ def load_engine(
 
     learning = Learning(loaded, learn, drafts, draft_weights=limits.draft_weights)
     return Engine(loaded, learning.head, **{**vars(limits), "recorder": learning})
+
+
+def memory_line(engine: Engine) -> str:
+    """The process's memory, and the bound of the KV pool, which on a CPU takes no more than has been used of it."""
+    decoder = engine.target.decoder
+    tokens = (engine.stats().pages - 1) * decoder.page_size
+    bound = f"{engine.kv_bytes / 2**30:.1f} GiB ({tokens:,} tokens; --kv-tokens changes it)"
+    if decoder.device.type != "cpu":
+        return f"memory: the KV pool takes {bound}"
+    return f"memory: {resident_memory() / 2**30:.1f} GiB; the KV pool grows by use, to at most {bound}"
 
 
 def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -> None:

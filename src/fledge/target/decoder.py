@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fledge.attention import Attention, paged_attention
 from fledge.native.abi import MOST_NODES
+from fledge.native.ops import pages_of_zeros
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import mix_experts
@@ -42,6 +43,8 @@ class TorchDecoder:
         """A zeroed pool, [layers, 2, pages * page_size, kv_heads, head_dim]."""
         c = self.config
         shape = (c.num_layers, 2, pages * self.page_size, c.num_kv_heads, c.head_dim)
+        if self.device.type == "cpu":
+            return pages_of_zeros(*shape, dtype=self.dtype)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def kv_bytes_per_token(self) -> int:

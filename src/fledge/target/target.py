@@ -106,9 +106,9 @@ class Target:
         """Embedding, final norm and lm_head; of a target of any size, training loads no more."""
         return load_ends(self.folder, self.config, self.dtype, self.device)
 
-    @cached_property
+    @property
     def weights(self) -> DecoderWeights:
-        """The fused weights, shared by both decoders and by head initialisation."""
+        """The fused weights, read again each time: what uses them keeps what it needs, the CPU kernels a copy."""
         return load_weights(self.folder, self.config, self.dtype, self.device, self.ends)
 
     @cached_property
