@@ -18,7 +18,7 @@ from fledge.commands.main import app
 from fledge.run.recipe import load_recipe
 from fledge.server import logs
 from tests.commands.command import Fledge
-from tests.tiny import save_tiny_target
+from tests.tiny import TinyShape, save_tiny_target
 
 COMMANDS = {
     "demo",
@@ -60,7 +60,6 @@ def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:
 
 def test_help_shows_defaults_that_are_words(fledge: Fledge) -> None:
     assert "[default: (all)]" in fledge("bench", "ratios", "--help")
-    assert "[default: (released)]" in fledge("generate", "--help")
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -122,7 +121,7 @@ def test_a_stores_client_logs_its_failures_on_demand_only(fledge: Fledge, tmp_pa
 
 
 def test_what_is_done_once_and_takes_long_is_told_without_being_asked(fledge: Fledge, tmp_path: Path) -> None:
-    logger = logging.getLogger("fledge.once")
+    logger = logging.getLogger("fledge.note")
     logger.setLevel(logging.NOTSET)
     fledge("report", "--run-dir", tmp_path / "none", expect=2)
     assert logger.isEnabledFor(logging.INFO)
@@ -179,7 +178,7 @@ def test_a_corrupt_shard(fledge: Fledge, small_recipe: Path, finished_run: Path,
 def test_a_head_for_another_target(
     fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
 ) -> None:
-    other = save_tiny_target(tmp_path / "other", seed=1)
+    other = save_tiny_target(tmp_path / "other", shape=TinyShape(hidden=128))
     arguments = ("--head", finished_run / "head")
     line = fledge.error("generate", "Hello", "--target", other, *arguments)
     assert "made for another target" in line
@@ -191,9 +190,10 @@ def test_a_head_for_another_target(
 
 def test_a_head_that_is_not_there(fledge: Fledge, tiny_target_folder: Path, tmp_path: Path) -> None:
     line = fledge.error("generate", "Hello", "--target", tiny_target_folder, "--head", tmp_path / "none")
-    assert f"{tmp_path}/none isn't a draft head" in line
-    line = fledge.error("generate", "Hello", "--target", tiny_target_folder)
+    assert f"{tmp_path}/none: there is no such folder" in line
+    line = fledge.error("generate", "Hello", "--target", tiny_target_folder, "--head", "released")
     assert "no head ships for" in line
+    fledge("generate", "Hello", "--target", tiny_target_folder, "--max-tokens", 2)  # plainly
     (tmp_path / "run" / "head").mkdir(parents=True)
     (tmp_path / "run" / "head" / "config.json").write_text("{}")
     line = fledge.error("export", tmp_path / "run", tmp_path / "exported")
@@ -247,7 +247,8 @@ def test_what_the_chat_template_does_not_ask_for_is_refused(
 
 def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_folder: Path) -> None:
     serve = ("serve", tiny_target_folder, "--tree")
-    assert "name a --head" in fledge.error(*serve, "4-4-16")
+    assert "needs a draft head" in fledge.error(*serve, "4-4-16")
+    assert "leave --plain out" in fledge.error(*serve, "4-4-16", "--plain")
     assert "is one tree" in fledge.error(*serve, "4-4-16,2-4-8", "--head", "released")
     assert "write depth-topk-nodes" in fledge.error(*serve, "4x4", "--head", "released")
     assert "fledge's own engine" in fledge.error(*serve, "4-4-16", "--engine", "vllm")

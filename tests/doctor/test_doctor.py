@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fledge.base.errors import HeadError
@@ -21,9 +22,9 @@ from fledge.draft import HeadMetadata
 from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
 from fledge.target import Target
-from tests.doctor.conftest import SHAPE, TOKENS, Patient
+from tests.doctor.conftest import TOKENS, Patient
 from tests.heads.tiny_head import load_tiny_target, random_head
-from tests.tiny import CHATML, save_tiny_target
+from tests.tiny import CHATML
 
 Files = tuple[dict[str, Any], dict[str, Tensor]]
 
@@ -174,14 +175,21 @@ def test_the_wrong_template_is_named(patient: Patient, tmp_path: Path) -> None:
     (other / "chat_template.jinja").write_text(CHATML.replace("<|im_start|>assistant", "<|im_start|>bot"))
     found = examine(load_tiny_target(other), patient.head).findings
     assert found[0].fault == "template"
-    assert [f.fault for f in found if f.certain] == ["template"]  # the revision differs only because of it
+    assert [f.fault for f in found if f.certain] == ["template"]
 
 
-def test_another_target_revision_is_named(patient: Patient, tmp_path: Path) -> None:
-    other = load_tiny_target(save_tiny_target(tmp_path / "target", shape=SHAPE, seed=1))
-    found = examine(other, patient.head).findings
-    assert found[0].fault == "revision"
-    assert patient.target.revision[:12] in found[0].what
+def test_other_weights_of_the_targets_shape_are_no_fault_and_named(patient: Patient, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(patient.target.folder, tmp_path / "target"))
+    weights = load_file(folder / "model.safetensors")
+    rounded = {
+        name: t.to(torch.float16).to(t.dtype) for name, t in weights.items()
+    }  # as a quantisation would
+    rounded["model.norm.weight"] = rounded["model.norm.weight"] * 1.001
+    save_file(rounded, folder / "model.safetensors", {"format": "pt"})
+    found = examine(load_tiny_target(folder), patient.head)
+    assert found.findings == []
+    (note,) = [m.value for m in found.measured if m.name == "head"]
+    assert patient.target.revision[:12] in note
 
 
 def test_features_of_other_layers_are_named_though_no_config_says_so(

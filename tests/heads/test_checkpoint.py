@@ -230,8 +230,7 @@ def test_a_head_for_another_target_is_refused(head: Head, tmp_path: Path, tiny_t
     head.check_target(own)
     Head(head.config, head.weights, HeadMetadata()).check_target(own)  # nothing recorded, nothing to compare
     other_weights = load_tiny_target(save_tiny_target(tmp_path / "seed", seed=1))
-    with pytest.raises(HeadError, match="target revision"):
-        head.check_target(other_weights)
+    head.check_target(other_weights)  # a fine-tune or another quantisation
     wider = load_tiny_target(save_tiny_target(tmp_path / "wide", shape=TinyShape(hidden=128)))
     with pytest.raises(HeadError, match="features of 64, the target has 128"):
         head.check_target(wider)

@@ -83,7 +83,7 @@ def main() -> None:
     records: dict[tuple[str, str], list[RequestRecord]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         serve = [sys.executable, "-m", "fledge", "serve", given.target, "--lookup", "0"]
-        serve += ["--head", given.head] if given.head else []
+        serve += ["--head", given.head] if given.head else ["--plain"]
         ports = free_port(), free_port()
         learns = ["--learn", "--learn-folder", str(Path(folder) / "learned")]
         commands = {

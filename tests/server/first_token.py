@@ -92,7 +92,7 @@ def main() -> int:
     given = parser.parse_args()
     port = free_port()
     url = http_url("127.0.0.1", port)
-    head = [] if given.head == "none" else ["--head", given.head]
+    head = ["--plain"] if given.head == "none" else ["--head", given.head]
     serve = [sys.executable, "-m", "fledge", "serve", given.target, *head, "--port", str(port)]
     with started([*serve, *given.argument], name="fledge serve") as server:
         server.wait_until_ready(f"{url}/ready", _READY_S)

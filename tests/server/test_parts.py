@@ -189,7 +189,7 @@ def test_an_engine_that_cannot_be_is_refused_before_its_target_is_sought(
     wrong: dict[str, object], said: str
 ) -> None:
     with pytest.raises(EngineError, match=said):
-        load_engine("/no/such/target", EngineOptions(**wrong), head=None)  # type: ignore[arg-type]
+        load_engine("/no/such/target", EngineOptions(**wrong), head=None, plain=True)  # type: ignore[arg-type]
 
 
 def test_a_head_and_a_drafter_are_one_too_many() -> None:

@@ -33,7 +33,7 @@ def test_a_gguf_file_becomes_the_checkpoint_it_was_made_from(
 def test_a_conversion_is_announced_and_shows_no_bar_of_transformers(
     gguf_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.INFO, "fledge.once"):  # as the command line sets it
+    with caplog.at_level(logging.INFO, "fledge.note"):  # as the command line sets it
         resolve_target(str(gguf_file), tmp_path)
     assert f"converting {gguf_file} to bf16 safetensors" in caplog.text
     assert capfd.readouterr().err == ""

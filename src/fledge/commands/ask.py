@@ -8,8 +8,7 @@ from typing import Any
 from fledge.base.console import plural, say
 from fledge.base.errors import EngineError
 from fledge.engine import CompletionStats, Engine, SamplingParams
-from fledge.released import load_head
-from fledge.target import Target
+from fledge.released import load_pair
 
 
 def answer(
@@ -17,6 +16,7 @@ def answer(
     *,
     target: str,
     head: str | None,
+    plain: bool,
     max_tokens: int,
     temperature: float,
     seed: int | None,
@@ -24,7 +24,7 @@ def answer(
     device: str,
     chat_template_kwargs: Mapping[str, Any],
 ) -> None:
-    """Stream the answer; `head` is a folder, "released" for the shipped one, or None for plain decode."""
+    """Stream the answer; `head` is a folder, or None for the shipped one, if one fits; `plain`: without a head."""
     try:
         question.encode()  # bytes that aren't UTF-8 arrive as lone surrogates
     except UnicodeEncodeError as error:
@@ -32,8 +32,9 @@ def answer(
             f"character {error.start + 1} of the question isn't UTF-8: save the text as UTF-8, or convert it with iconv"
         ) from error
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
-    drafts = None if head is None else load_head(loaded, head)
+    loaded, drafts = load_pair(
+        target, head, plain=plain, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
+    )
     prompt = loaded.chat.prompt_ids([{"role": "user", "content": question}])
     context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)
     engine = Engine(loaded, drafts, max_batch=1, max_context=context)

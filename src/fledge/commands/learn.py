@@ -114,7 +114,7 @@ def race(
     course = Course.of([prompt for name in workloads for prompt in find_workload(name).prompts], probes)
     more = ["--learn-priority", learn_priority, *(() if lookup else ("--lookup", "0"))]
     more += ["--learn-busy"] if learn_busy else []
-    more += ["--head", head] if head else []
+    more += ["--head", head] if head else ["--plain"]
     options = RaceOptions(minutes=minutes, max_tokens=max_tokens, once=once, serve=more)
     with tempfile.TemporaryDirectory() as thrown_away:
         found = race(target, course, options, str(learn_folder or thrown_away), typer.echo)

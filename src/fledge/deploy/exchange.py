@@ -23,7 +23,7 @@ from fledge.heads.checkpoint import CONFIG_NAME, write_head
 from fledge.heads.engines import refusal
 from fledge.heads.forms import Form, canonical_tensors, check_form
 from fledge.heads.hub import push_folder
-from fledge.released import head_url
+from fledge.released import RELEASED, head_url
 from fledge.target import Target
 from fledge.target.config import are_three_layers
 
@@ -55,8 +55,9 @@ def export_head(
     """
     chosen, torch_dtype = check_form(form), _dtype(dtype)
     _refuse_overwriting(destination)
-    loaded = None if target is None else Target.load(target)
-    head = Head.load(_source(source, loaded))
+    named = None if source == RELEASED else Head.load(source)
+    loaded = None if target is None else Target.load(target, refuse=named.check_shape if named else None)
+    head = named or Head.load(_source(source, loaded))
     if loaded is not None:
         head = _fitted(head, loaded)
     if embedding or (embedding is None and chosen == "eagle" and loaded is not None):
@@ -100,8 +101,10 @@ def import_head(
         if not are_three_layers(layers):
             raise HeadError(f"--layers {layers} is invalid: give three layers in order, such as 1,14,26")
         head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
-    if target is not None:
-        head = _fitted(head, Target.load(target))
+    if target is not None:  # whose chat template it is for from now on, whichever it was trained in
+        loaded = Target.load(target, refuse=head.check_shape)
+        head = Head(head.config, head.weights, replace(head.metadata, template_hash=""))
+        head = _fitted(head, loaded)
     write_head(head, destination, dtype=None)
     _compare(head, Head.load(destination), None, destination)
     say(f"head: {destination} (every tensor read back and compared)")
@@ -176,6 +179,8 @@ def _fitted(head: Head, target: Target) -> Head:
         target_architecture=m.target_architecture or c.architecture,
         target_layers=c.num_layers,
         feature_layers=m.feature_layers or c.feature_layers,
+        vocabulary_hash=m.vocabulary_hash or target.vocabulary_hash,
+        template_hash=m.template_hash or target.template_hash,
     )
     return Head(head.config, head.weights, metadata)
 
@@ -226,7 +231,7 @@ def _refuse_overwriting(destination: str) -> None:
 
 
 def _source(source: str, target: Target | None) -> str:
-    if source != "released":
+    if source != RELEASED:
         return source
     if target is None:
         raise HeadError("the released head is found by its target: name it with --target")

@@ -20,7 +20,7 @@ from fledge.base.console import console
 from fledge.base.errors import EngineError
 from fledge.deploy.exchange import export_head
 from fledge.doctor import PROMPTS, ServedEngine
-from fledge.released import head_url
+from fledge.released import head_url, released_folder
 from fledge.target import Target
 
 # The distributions of an engine, the first EAGLE-3 version of each, and how to install it.
@@ -74,16 +74,19 @@ def serve_with(
     head: str | None,
     options: LaunchOptions,
     *,
+    plain: bool = False,
     dry_run: bool = False,
     check_only: bool = False,
 ) -> None:
-    """Start the engine, check the head and stay until it ends or is interrupted; head None: plain decode.
+    """Start the engine, check the head and stay until it ends or is interrupted.
+
+    head None: the shipped one, if it fits; `plain`: no head.
 
     `dry_run` prints the command instead, with the head's own folder; `check_only` stops after the check.
     """
     version = engine_version(engine, options.python)
     loaded = Target.load(target)
-    place = head_url(loaded, head) if head else None
+    place = None if plain else head_url(loaded, head) if head else released_folder(loaded)
     # Otherwise clients would have to use the folder that a hub id was downloaded to.
     options = replace(options, arguments=("--served-model-name", loaded.name, *options.arguments))
     if dry_run:

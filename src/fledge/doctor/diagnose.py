@@ -19,6 +19,7 @@ from fledge.doctor.traps import engine_findings
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.heads import Head
 from fledge.heads.checkpoint import local_url, read_files
+from fledge.heads.fit import other_weights
 from fledge.heads.foreign import canonical_name
 from fledge.heads.forms import canonical_tensors
 from fledge.target import Target
@@ -92,6 +93,8 @@ def diagnose(
         if not findings:
             findings.append(Finding("unreadable", str(error), "get the head again"))
         return Diagnosis(findings, measured)
+    if note := other_weights(head.metadata, target):
+        measured.append(Measured("head", note))
     if not any(f.fault == "layers" for f in findings):
         target = head.target_it_reads(target)
     if reference is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
@@ -57,22 +58,22 @@ def _sizes(flat: Mapping[str, Any], named: Mapping[str, Tensor], target: Target)
 
 def _origin(raw: Mapping[str, Any], flat: Mapping[str, Any], target: Target) -> Iterator[Finding]:
     m = head_metadata(raw, flat)
-    template = m.tokenizer_hash and m.tokenizer_hash != target.chat.hash
-    if template:
+    if m.vocabulary_hash and m.vocabulary_hash != target.vocabulary_hash:
+        yield Finding(
+            "target", "the head learnt with other tokens than the target's", "use the head's own target"
+        )
+    if m.template_hash and m.template_hash != target.template_hash:
         yield Finding(
             "template",
-            f"the head learnt with the chat template {m.tokenizer_hash[:12]}, the target has {target.chat.hash[:12]}",
-            "serve with the template the head was trained with (and examine it with the --chat-template-kwargs of its "
-            "recipe), or train a head for this one",
+            f"the head learnt with the chat template {m.template_hash}, the target has {target.template_hash}",
+            "serve with the template the head was trained with, or train a head for this one",
         )
-    if m.target_revision and m.target_revision != target.revision:
-        also = "; the other template alone makes another revision" if template else ""
+    elif m.template_hash and dict(m.chat_template_kwargs) != dict(target.chat.options):
         yield Finding(
-            "revision",
-            f"the head learnt from revision {m.target_revision[:12]} ({m.target_name}), "
-            f"this is {target.revision[:12]}{also}",
-            "serve the revision the head was trained for, or train a head for this one",
-            certain=not template,
+            "template",
+            f"the head learnt with chat_template_kwargs {json.dumps(dict(m.chat_template_kwargs))}, this is "
+            f"{json.dumps(dict(target.chat.options))}",
+            "serve with those of its training, and examine it with the same --chat-template-kwargs",
         )
 
 

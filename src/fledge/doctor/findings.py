@@ -11,7 +11,6 @@ Progress = Callable[[float, float, str], None]  # steps done, total, next step
 Fault = Literal[
     "target",  # sizes or vocabulary of another target
     "template",  # another chat template or special tokens than in training
-    "revision",  # other weights or tokenizer than in training
     "layers",  # features of other layers, or counted by the other convention
     "vocabulary-map",  # d2t isn't offsets, or points outside the vocabulary
     "vocabulary-order",  # draft ids shuffled against t2d or against the rows of lm_head

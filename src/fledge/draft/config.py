@@ -134,7 +134,9 @@ class HeadMetadata:
 
     target_name: str = ""
     target_revision: str = ""
-    tokenizer_hash: str = ""
+    vocabulary_hash: str = ""  # of the target's tokens and chat template (`target/identity.py`)
+    template_hash: str = ""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # of its training conversations
     target_architecture: str = ""
     target_layers: int = 0  # 0: unknown
     feature_layers: tuple[int, ...] = ()  # layers whose OUTPUT the head reads; empty: the defaults
@@ -145,5 +147,12 @@ class HeadMetadata:
         """The metadata of a head trained for `target`."""
         c = target.config
         return cls(
-            target.name, target.revision, target.chat.hash, c.architecture, c.num_layers, c.feature_layers
+            target_name=target.name,
+            target_revision=target.revision,
+            vocabulary_hash=target.vocabulary_hash,
+            template_hash=target.template_hash,
+            chat_template_kwargs=target.chat.options,
+            target_architecture=c.architecture,
+            target_layers=c.num_layers,
+            feature_layers=c.feature_layers,
         )

@@ -68,7 +68,13 @@ def read_parts(url: str) -> tuple[HeadConfig, HeadWeights, HeadMetadata]:
 
 def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """A head's config.json and all its tensors, with the names in the files; `checked`: against their checksums."""
+    if url.lower().endswith(".gguf") and exists(url):
+        raise HeadError(
+            f"{url} is a GGUF file, and heads in GGUF aren't read: name the folder it was converted from"
+        )
     if not exists(join(url, CONFIG_NAME)):
+        if not exists(url):
+            raise HeadError(f"no head {url}: there is no such folder{_similar(url)}")
         run_head = join(url, "head")  # as in a run's folder
         suggestion = run_head if exists(join(run_head, CONFIG_NAME)) else "a folder with a trained head"
         raise HeadError(

@@ -160,7 +160,9 @@ def head_metadata(raw: Mapping[str, Any], flat: Mapping[str, Any]) -> HeadMetada
     return HeadMetadata(
         target_name=str(recorded.get("target_name", verifier.get("name_or_path") or "")),
         target_revision=str(recorded.get("target_revision", "")),
-        tokenizer_hash=str(recorded.get("tokenizer_hash", "")),
+        vocabulary_hash=str(recorded.get("vocabulary_hash", "")),
+        template_hash=str(recorded.get("template_hash", "")),
+        chat_template_kwargs=recorded.get("chat_template_kwargs") or {},
         target_architecture=str(recorded.get("target_architecture", "" if recorded else architectures[0])),
         target_layers=int(recorded.get("target_layers") or 0),
         feature_layers=named_layers(flat) or tuple(recorded.get("feature_layers") or ()),

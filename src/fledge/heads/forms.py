@@ -178,8 +178,11 @@ def _provenance(m: HeadMetadata) -> dict[str, Any]:
     provenance: dict[str, Any] = {
         "target_name": m.target_name,
         "target_revision": m.target_revision,
-        "tokenizer_hash": m.tokenizer_hash,
+        "vocabulary_hash": m.vocabulary_hash,
+        "template_hash": m.template_hash,
     }
+    if m.chat_template_kwargs:
+        provenance["chat_template_kwargs"] = dict(m.chat_template_kwargs)
     if m.target_architecture:
         provenance["target_architecture"] = m.target_architecture
     if m.feature_layers:

@@ -13,6 +13,7 @@ from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
 from fledge.draft.weights import HeadWeights, check_weights
 from fledge.heads.checkpoint import read_parts, write_checksums, write_head
+from fledge.heads.fit import TargetShape, origin_misfits, shape_misfits
 from fledge.target.batch import one_sequence
 from fledge.target.config import are_three_layers
 
@@ -121,36 +122,22 @@ class Head:
         return target.with_feature_layers(layers)
 
     def check_target(self, target: Target) -> None:
-        """Raise a HeadError unless this head was made for `target`."""
-        theirs, ours = target.config, self.config
-        differences = []
-        if ours.vocab_size != theirs.vocab_size:
-            differences.append(f"a vocabulary of {ours.vocab_size}, the target has {theirs.vocab_size}")
-        if ours.target_hidden_size != theirs.hidden_size:
-            differences.append(f"features of {ours.target_hidden_size}, the target has {theirs.hidden_size}")
-        if self.weights.embedding is None and ours.hidden_size != theirs.hidden_size:
-            differences.append(f"hidden size {ours.hidden_size} without an embedding of its own")
-        layers = self.metadata.feature_layers
-        if layers and layers != theirs.feature_layers:
-            differences.append(
-                f"features of layers {_joined(layers)}, but this target has {_joined(theirs.feature_layers)} "
-                f"(counted by output; target.feature_layers={list(layers)} selects the head's; if only its config is "
-                "wrong, use fledge import --layers)"
-            )
-        recorded = self.metadata.target_revision
-        if not differences and recorded and recorded != target.revision:
-            differences.append(
-                f"target revision {recorded[:12]} ({self.metadata.target_name}), but this is {target.revision[:12]}"
-            )
-        if differences:
-            raise HeadError(
-                f"this head was made for another target than {target.name}: it has {'; '.join(differences)}. "
-                "Use the head's own target, or train a head for this one with `fledge run`"
-            )
+        """Raise a HeadError unless this head fits `target`; other weights of the same model do (`heads/fit.py`)."""
+        self.check_shape(target.config)
+        _refuse(origin_misfits(self.metadata, target))
+
+    def check_shape(self, shape: TargetShape) -> None:
+        """Raise a HeadError unless this head fits a target of these sizes, as far as sizes tell."""
+        own = self.weights.embedding is not None
+        _refuse(shape_misfits(self.config, shape, own_embedding=own))
 
 
-def _joined(layers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, layers))
+def _refuse(misfits: list[str]) -> None:
+    if misfits:
+        raise HeadError(
+            f"this head was made for another target: it has {'; '.join(misfits)}. Use the head's own target, or train "
+            "a head for this one with `fledge run`"
+        )
 
 
 def _high_feature_rms(target: Target) -> float:

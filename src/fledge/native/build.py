@@ -30,7 +30,7 @@ from fledge.native.instruction_sets import (
     named,
 )
 
-logger = logging.getLogger("fledge.once")
+logger = logging.getLogger("fledge.note")
 
 # In a wheel that was built where there was a compiler; see hatch_build.py.
 PREBUILT = Path(__file__).parent / "prebuilt"

@@ -1,46 +1,117 @@
-"""Heads that ship with the package, one folder each, identified by their target's revision."""
+"""Heads that ship with the package, one folder each; and target and head as a user names them."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fledge.base.errors import HeadError
 from fledge.heads import Head
+from fledge.heads.checkpoint import CONFIG_NAME
+from fledge.heads.fit import other_weights
 from fledge.target import Target
 
+logger = logging.getLogger("fledge.note")
+
 FOLDER = Path(__file__).parent
+RELEASED = "released"  # how users name the shipped head
 
 
-def released_folder(revision: str) -> str | None:
-    """The folder of the shipped head for exactly this target revision, or None."""
-    for config in sorted(FOLDER.glob("*/config.json")):
-        made_for = json.loads(config.read_text("utf-8")).get("fledge", {})
-        if made_for.get("target_revision") == revision:
+def released_folder(target: Target) -> str | None:
+    """The folder of the shipped head for this target, whatever its quantisation; None if there is none."""
+    for folder in sorted(config.parent for config in FOLDER.glob(f"*/{CONFIG_NAME}")):
+        raw = json.loads((folder / CONFIG_NAME).read_text("utf-8"))
+        same_size = (raw["vocab_size"], raw["hidden_size"]) == (
+            target.config.vocab_size,
+            target.config.hidden_size,
+        )
+        # A user's own head may lack a record; one that is chosen without being named has to have it.
+        if same_size and raw["fledge"].get("template_hash") == target.template_hash:
+            try:
+                Head.load(str(folder)).check_target(target)
+            except HeadError:
+                continue
+            return str(folder)
+    return None
+
+
+def released_for(revision: str) -> str | None:
+    """The folder of the shipped head that was trained on exactly this target; for reports, which don't load targets."""
+    for config in sorted(FOLDER.glob(f"*/{CONFIG_NAME}")):
+        if json.loads(config.read_text("utf-8")).get("fledge", {}).get("target_revision") == revision:
             return str(config.parent)
     return None
 
 
 def released_head(target: Target) -> Head:
-    """The shipped head for exactly this target; a HeadError if there is none."""
-    return load_head(target, "released")
+    """The shipped head for this target; a HeadError if there is none."""
+    return load_head(target, RELEASED)
 
 
 def load_head(target: Target, name: str) -> Head:
     """The head a user names for a target: a folder, URL or hub id, or `released`; a HeadError if it doesn't fit."""
-    head = Head.load(head_url(target, name))
-    head.check_target(head.target_it_reads(target))
-    return head
+    return _checked(Head.load(head_url(target, name)), target)
+
+
+def load_pair(
+    target: str,
+    head: str | None,
+    *,
+    plain: bool = False,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[Target, Head | None]:
+    """A target, and the head that drafts for it; the log says which, or that there is none.
+
+    `head`: a folder, URL or hub id; None or `released`: the shipped head, and with None none is no error.
+    Raises a HeadError if the head doesn't fit, as far as a GGUF file's header tells before the file is converted.
+    """
+    named = None if head in (None, RELEASED) else Head.load(str(head))
+    loaded = Target.load(
+        target,
+        dtype=dtype,
+        device=device,
+        chat_template_kwargs=chat_template_kwargs,
+        refuse=None if named is None else named.check_shape,
+    )
+    if plain:
+        logger.info("%s: no draft head, as --plain says", loaded.name)
+        return loaded, None
+    if named is not None:
+        drafts = _checked(named, loaded)
+        logger.info("%s: drafting with the head %s", loaded.name, head)
+        return loaded, drafts
+    if head is None and released_folder(loaded) is None:
+        logger.info(
+            "%s: decoding plainly, since no head ships for it; name a --head, or train one with fledge run or "
+            "fledge serve --learn",
+            loaded.name,
+        )
+        return loaded, None
+    drafts = released_head(loaded)
+    logger.info("%s: drafting with the released head", loaded.name)
+    return loaded, drafts
 
 
 def head_url(target: Target, name: str) -> str:
     """The URL of a head as a user names it: `released` for the shipped one, else its folder."""
-    if name != "released":
+    if name != RELEASED:
         return name
-    shipped = released_folder(target.revision)
+    shipped = released_folder(target)
     if shipped is None:
         raise HeadError(
-            f"no head ships for {target.name} (revision {target.revision[:12]}); name a head's folder, "
-            "or train one with `fledge run`"
+            f"no head ships for {target.name}; name a head's folder, or train one with `fledge run`"
         )
     return shipped
+
+
+def _checked(head: Head, target: Target) -> Head:
+    target = head.target_it_reads(target)
+    head.check_target(target)
+    if note := other_weights(head.metadata, target):
+        logger.info("the head was %s", note)
+    return head

@@ -22,7 +22,7 @@ from fledge.bench.summary import WorkloadSummary
 from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
-from fledge.released import released_folder
+from fledge.released import released_for
 from fledge.run.folder import Record, Run, file_digest
 from fledge.run.recipe import RECIPE_NAME, read_recipe_file
 
@@ -65,7 +65,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         name, revision, recipe = next(iter(load.models.values())), "", ""
     else:
         name, revision = run.target.name, run.target.revision
-    shipped = released_folder(revision)
+    shipped = released_for(revision)
     outdated = run.of_earlier_head("bench")
     left_out = f"{run.url('bench')} is of an earlier head and left out; delete it and run `fledge bench`"
     return ReportFacts(

@@ -152,7 +152,7 @@ class Run:
         """The heads to measure by name: those given, or the run's own and the shipped one, if any."""
         if self.given_heads:
             return {name: local_url(head_url(self.target, name)) for name in self.given_heads}
-        shipped = released_folder(self.target.revision)
+        shipped = released_folder(self.target)
         return {TRAINED: self.url("head")} | ({RELEASED: shipped} if shipped is not None else {})
 
     def heads(self) -> dict[str, Head]:

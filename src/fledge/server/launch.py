@@ -23,12 +23,11 @@ from fledge.base.errors import ServerError
 from fledge.base.memory import resident_memory
 from fledge.engine import PLAIN, Engine, EngineOptions
 from fledge.engine.memory import free_memory
-from fledge.released import load_head
+from fledge.released import load_pair
 from fledge.server.app import create_app
 from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
 from fledge.sources.find import given_name
-from fledge.target import Target
 from fledge.target.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -47,12 +46,13 @@ def serve(
     limits: EngineOptions,
     *,
     head: str | None,
+    plain: bool = False,
     dtype: str = "bfloat16",
     device: str = "cpu",
     chat_template_kwargs: Mapping[str, Any] | None = None,
     learn: LearnOptions | None = None,
 ) -> None:
-    """Load, warm up and serve until a signal; `head` is a folder, "released", or None for plain decode.
+    """Load, warm up and serve until a signal; `head` is a folder, or None for the shipped one, if one fits.
 
     `limits`: the engine's options. `chat_template_kwargs`: defaults for requests. `learn`: train a head meanwhile.
     """
@@ -61,6 +61,7 @@ def serve(
             target,
             limits,
             head=head,
+            plain=plain,
             dtype=dtype,
             device=device,
             chat_template_kwargs=chat_template_kwargs,
@@ -105,21 +106,24 @@ def load_engine(
     limits: EngineOptions,
     *,
     head: str | None,
+    plain: bool = False,
     dtype: str = "bfloat16",
     device: str = "cpu",
     chat_template_kwargs: Mapping[str, Any] | None = None,
     learn: LearnOptions | None = None,
 ) -> Engine:
     """The engine, after checks that report problems before loading fails half-way."""
-    limits.check_head(given=head is not None or learn is not None)
+    plain = plain or (head is None and limits.drafter is not None)
+    limits.check_head(given=not plain or learn is not None)
     if learn is not None and limits.tree == PLAIN:
         raise ServerError(
             "learning is for a draft head, which a plain tree never uses; leave one of them out"
         )
-    loaded = Target.load(target, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs)
+    loaded, drafts = load_pair(
+        target, head, plain=plain, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
+    )
     if loaded.device.type == "cpu":
         check_memory(loaded.config, loaded.dtype.itemsize, free_memory(loaded.device))
-    drafts = None if head is None else load_head(loaded, head)
     if learn is None:
         return Engine(loaded, drafts, **vars(limits))
     from fledge.learn import Learning  # with what trains
@@ -131,7 +135,7 @@ def load_engine(
 def memory_line(engine: Engine) -> str:
     """The process's memory, and the bound of the KV pool, which on a CPU takes no more than has been used of it."""
     decoder = engine.target.decoder
-    tokens = (engine.stats().pages - 1) * decoder.page_size
+    tokens = engine.stats().pages * decoder.page_size
     bound = f"{engine.kv_bytes / 2**30:.1f} GiB ({tokens:,} tokens; --kv-tokens changes it)"
     if decoder.device.type != "cpu":
         return f"memory: the KV pool takes {bound}"

