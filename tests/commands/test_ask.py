@@ -18,6 +18,7 @@ def ask(question: str, target: Path) -> None:
         question,
         target=str(target),
         head=None,
+        plain=True,
         max_tokens=5,
         temperature=0,
         seed=None,

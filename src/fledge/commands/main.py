@@ -95,9 +95,7 @@ def common(
         raise typer.Exit
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("fledge.note").setLevel(
-        logging.INFO
-    )  # what everybody wants to know: one-time work, which head drafts
+    logging.getLogger("fledge.note").setLevel(logging.INFO)  # one-time work, which head drafts
     if not verbose:  # it also logs tracebacks of exceptions
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         one_line = OneRetryLine()
