@@ -18,6 +18,7 @@ from fledge.draft import DraftVocabulary, HeadConfig, HeadWeights
 from fledge.heads import Head
 from fledge.target import DecoderWeights, LayerWeights, Target
 from fledge.target.config import DecoderConfig
+from fledge.target.decoder import TorchDecoder
 from fledge.target.resolve import ResolvedTarget
 from tests.tiny import make_tokenizer
 
@@ -81,9 +82,8 @@ def scripted(
         }
     )
     folder = Path(tempfile.gettempdir())  # nothing is read there
-    target = Target(
-        ResolvedTarget(folder, "scripted", "scripted", config), make_tokenizer(), dtype, device, "torch"
-    )
+    target = Target(ResolvedTarget(folder, "scripted", "scripted", config), dtype, device, "torch")
+    target.tokenizer = make_tokenizer()
     generator = torch.Generator(device).manual_seed(0)
     tokens = min(size.vocabulary, 8192)
 
@@ -115,7 +115,7 @@ def scripted(
         for _ in range(size.layers)
     ]
     weights = DecoderWeights(embedding.to(dtype), ones, rows.to(dtype), layers)
-    target.__dict__["ends"] = target.__dict__["weights"] = weights
+    target.__dict__["ends"], target.__dict__["decoder"] = weights, TorchDecoder(config, weights)
     return Scripted(target, _head(config, embedding[:tokens], following, rate, generator), following.tolist())
 
 

@@ -20,8 +20,10 @@ class Notes:
     def __init__(self) -> None:
         self.recorded: list[Recorded] = []
 
-    def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
-        done = tape.recorded(token_ids, drafts)
+    def before_step(self) -> None: ...
+
+    def finished(self, tape: Tape, token_ids: Sequence[int]) -> None:
+        done = tape.recorded(token_ids)
         if done is not None:
             self.recorded.append(done)
 

@@ -10,7 +10,7 @@ from tests.learn.test_learning import PARAMS, options
 from tests.learn.test_record import serve
 
 target = Target.load(sys.argv[1], backend="native")
-made = Learning(target, options(sys.argv[2], busy=True, measure_every=2, start_tokens=300, keep=3))  # type: ignore[arg-type]
+made = Learning(target, options(sys.argv[2], share=0.5, measure_every=2, start_tokens=300, keep=3))  # type: ignore[arg-type]
 engine = Engine(target, made.head, max_batch=4, recorder=made)
 made.start(engine)
 assert made._process is not None

@@ -60,7 +60,7 @@ def learnt(target: Target, samples: Sequence[FeatureSample]) -> tuple[Student, l
         ring.add(replace(sample, conversation_id=str(ring.next_number())))
     student = Student(target, ring, _OPTIONS, None)
     with freed_memory_is_kept():
-        while student.ready:
+        while not student.waits_for:
             student.step()
     return_unused_memory()
     return student, student.measure()

@@ -44,7 +44,6 @@ def options(folder: Path, **more: object) -> LearnOptions:
         "start_tokens": 500,
         "measure_every": 5,
         "passes": 1000.0,
-        "lowest": False,
         "train": TRAIN,
     }
     return LearnOptions(folder=str(folder), **{**quick, **more})  # type: ignore[arg-type]
@@ -110,12 +109,11 @@ def test_where_the_process_is_killed_serving_goes_on_and_says_so_once(
 ) -> None:
     expected = serve(Engine(target), prompts, PARAMS)
     with learning(target, options(tmp_path)) as (made, engine):
-        for prompt in prompts[:2]:
-            engine.submit(prompt, PARAMS, record="a")
-        until(lambda: made.state()["state"] == "paused", lambda: None)
-        while engine.busy:
-            engine.step()
-        until(lambda: made.state()["state"] == "learning", lambda: None)
+        until(lambda: made.state()["state"] == "collecting", lambda: None)
+        assert "are needed to begin" in made.state()["why"]
+        for _ in range(4):
+            serve(engine, prompts, PARAMS, group="a")
+        until(lambda: made.state()["state"] == "training", lambda: None)
         assert made._process is not None
         made._process.kill()
         until(lambda: made.state()["why"], lambda: None)

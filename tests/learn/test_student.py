@@ -91,7 +91,7 @@ def test_it_learns_what_the_traffic_is_like_and_the_gain_is_sure(
     target: Target, samples: list[FeatureSample]
 ) -> None:
     learning, _ = student(target, samples)
-    assert learning.ready
+    assert not learning.waits_for
     first = learning.step()
     for _ in range(40):
         last = learning.step()
@@ -136,7 +136,7 @@ def test_there_is_an_end_to_passes_over_the_same_answers(
 ) -> None:
     learning, _ = student(target, samples, passes=2.0)
     steps = 0
-    while learning.ready:
+    while not learning.waits_for:
         assert math.isfinite(learning.step() or math.nan)
         steps += 1
         assert steps < 100
@@ -144,7 +144,7 @@ def test_there_is_an_end_to_passes_over_the_same_answers(
 
 
 def test_it_waits_for_enough_to_begin_with(target: Target, samples: list[FeatureSample]) -> None:
-    assert not student(target, samples[:6])[0].ready
+    assert "8 with" in student(target, samples[:6])[0].waits_for
 
 
 def test_hidden_states_that_are_no_numbers_are_refused(samples: list[FeatureSample]) -> None:

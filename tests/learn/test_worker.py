@@ -133,7 +133,7 @@ def conversation(target: Target, group: str, *, greedy: bool, bad: float = 0.0) 
     features, states = torch.randn(8, 3 * width), torch.randn(31, 4 * width)
     states[3, 5] += bad
     ids = torch.randint(6, target.config.vocab_size, (40,)).tolist()
-    return Recorded(group, ids, features.bfloat16(), states.bfloat16(), greedy, 0, 0)
+    return Recorded(group, ids, features.bfloat16(), states.bfloat16(), greedy)
 
 
 @contextmanager

@@ -19,8 +19,12 @@ from fledge.target.target import Target
 from tests.server.conftest import HTTP, MODEL, running
 
 STATE: dict[str, Any] = {
-    "state": "learning",
-    "why": None,
+    "state": "training",
+    "why": "requests run, and training gets 10 % of the time meanwhile (--learn-share)",
+    "progress": {"steps": 5, "until_measured": 15, "loss": 4.0},
+    "share": 0.1,
+    "granted_seconds": 12.0,
+    "cpu_seconds": 9.0,
     "version": 3,
     "tokens": 70,
     "conversations": 2,
@@ -29,7 +33,7 @@ STATE: dict[str, Any] = {
     "swaps": 1,
     "rollbacks": 0,
     "tau": {"live": 1.5, "heldout": 1.4, "candidate": None},
-    "training": {"cpu_seconds": 9.0},
+    "training": {},
     "seconds": 90.0,
     "curve": [
         {"seconds": 30.0, "version": None, "before": 1.0, "tau": 1.4, "live": None},
@@ -58,7 +62,9 @@ class Noted:
     def close(self) -> None:
         self.closed = True
 
-    def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
+    def before_step(self) -> None: ...
+
+    def finished(self, tape: Tape, token_ids: Sequence[int]) -> None:
         self.groups.append(tape.group)
         self.texts.append(list(token_ids[: tape.prompt_tokens]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -85,10 +85,7 @@ def race(
         ),
     ] = 16,
     lookup: Annotated[bool, typer.Option("--lookup", help="with prompt lookup beside the head")] = False,
-    learn_busy: Annotated[bool, typer.Option("--learn-busy", help="as in `fledge serve`")] = False,
-    learn_priority: Annotated[
-        Literal["lowest", "normal"], typer.Option(help="as in `fledge serve`")
-    ] = "lowest",
+    learn_share: Annotated[float, typer.Option(help="as in `fledge serve`")] = 0.1,
     output: Annotated[
         Path | None, typer.Option(help="a JSON file; the curve is drawn beside it, as .svg")
     ] = None,
@@ -112,8 +109,7 @@ def race(
         for path in (output, output.with_suffix(".svg")):
             refuse_unwritable(str(path))
     course = Course.of([prompt for name in workloads for prompt in find_workload(name).prompts], probes)
-    more = ["--learn-priority", learn_priority, *(() if lookup else ("--lookup", "0"))]
-    more += ["--learn-busy"] if learn_busy else []
+    more = ["--learn-share", str(learn_share), *(() if lookup else ("--lookup", "0"))]
     more += ["--head", head] if head else ["--plain"]
     options = RaceOptions(minutes=minutes, max_tokens=max_tokens, once=once, serve=more)
     with tempfile.TemporaryDirectory() as thrown_away:
@@ -125,7 +121,7 @@ def race(
         f"{found.requests} requests, {found.failed} failed; {found.tokens:,} tokens; {len(found.probes)} probes, "
         f"{wrong} with another answer"
     )
-    if found.learning["why"]:
+    if found.learning["state"] == "stopped":
         typer.echo(f"learning stopped: {found.learning['why']}")
     if output is not None:
         write_atomic(output, (json.dumps(found.as_json(), indent=2) + "\n").encode())

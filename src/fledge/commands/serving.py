@@ -121,15 +121,14 @@ def serve(
     ] = Path("learned"),
     learn_memory_mb: Annotated[
         float | None,
-        _engine_option(
-            help="memory for answers to learn from; by default a quarter of what is free, 2 GiB at most"
-        ),
+        _engine_option(help="memory for answers to learn from; by default room for 20,480 tokens"),
     ] = None,
-    learn_busy: Annotated[bool, _engine_option("--learn-busy", help="train while requests run, too")] = False,
-    learn_priority: Annotated[
-        Literal["lowest", "normal"],
-        _engine_option(help="of the process that trains; lowest: only what no other program wants"),
-    ] = "lowest",
+    learn_share: Annotated[
+        float,
+        _engine_option(
+            help="share of the time that training gets while requests run, and that they take longer; 0: pauses alone"
+        ),
+    ] = 0.1,
     learn_privacy: Annotated[
         bool, _engine_option("--learn-privacy", help="learn no token of what the privacy filter finds")
     ] = False,
@@ -253,8 +252,7 @@ def serve(
         learning = LearnOptions(
             folder=str(learn_folder),
             memory=None if learn_memory_mb is None else int(learn_memory_mb * 2**20),
-            busy=learn_busy,
-            lowest=learn_priority == "lowest",
+            share=learn_share,
             privacy=learn_privacy,
             excluded=tuple(learn_except or ()),
         )

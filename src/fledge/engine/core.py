@@ -31,7 +31,7 @@ from fledge.engine.planner import FinishedRound, RoundPlan
 from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, record_prompts
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, traces_of
 from fledge.engine.rounds.prompts import PrefillRun
-from fledge.engine.rounds.result import RoundResult
+from fledge.engine.rounds.result import Drafts, RoundResult
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
 from fledge.native.abi import MOST_NODES
@@ -132,6 +132,8 @@ class EngineCore:
 
         `unless` is checked under the lock; if true, the step is skipped.
         """
+        if self._recorder is not None and not self._stepper:
+            self._recorder.before_step()
         with self._lock, self._on_device(), torch_alone(self._own_kernels):
             if self._stepper:  # its round's other requests would get their next tokens before this round's
                 raise EngineError(
@@ -329,6 +331,7 @@ class EngineCore:
         logprobs = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
         drafted, counts, max_tokens = result.drafted, self._counts, _max_tokens(plan)
         traced = drafted is not None and any(request.trace for request in running)
+        copied = _copied(drafted) if any(request.tape for request in running) else []
         traces = traces_of(running, drafted.tree, result.path, rows) if drafted and traced else {}
         sizes = [0] * len(rows) if drafted is None else drafted.sizes
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
@@ -338,9 +341,11 @@ class EngineCore:
             if request.id not in self._requests:  # ended in the round before, or cancelled meanwhile
                 continue
             request.draft.land(result.pending[number], restarted=result.restarted[number])
+            speculated = request.speculate and sizes[number] > 0
             if request.tape is not None and result.states is not None:
                 request.tape.decoded(result.states[number, :count])
-            speculated = request.speculate and sizes[number] > 0
+                if speculated and not copied[number]:
+                    request.tape.drafted(count - 1)
             if speculated:
                 depths.append(count - 1)
                 proposed += sizes[number]
@@ -374,8 +379,7 @@ class EngineCore:
         self._results.append(result)
         if request.finish_reason:
             if request.tape is not None and self._recorder is not None:
-                drafts = sum(request.accepted_by_depth), request.drafted_rounds
-                self._recorder.finished(request.tape, request.context(0, request.length), drafts)
+                self._recorder.finished(request.tape, request.context(0, request.length))
             self._scheduler.remove(request)
         if request.sink is not None:
             try:
@@ -383,6 +387,13 @@ class EngineCore:
             except Exception as failure:
                 self.cancel(request.id)
                 self._failed_sinks[request.id] = failure
+
+
+def _copied(drafted: Drafts | None) -> list[int]:
+    """Per request: the length of prompt lookup's match, 0 where the drafts are the head's alone."""
+    if drafted is None or drafted.proposal is None:
+        return [0] * (0 if drafted is None else len(drafted.sizes))
+    return list(drafted.proposal.matched.tolist())
 
 
 def _max_tokens(plan: RoundPlan | None) -> int:

@@ -31,15 +31,16 @@ class Recorded(NamedTuple):
     prompt_features: Tensor  # [n, 3 * Ht]
     answer_states: Tensor  # [m - 1, 4 * Ht], features and the lm_head's input
     greedy: bool  # each of the answer's tokens is the target's most probable one
-    accepted: int  # drafted tokens
-    drafted_rounds: int
 
 
 class Recorder(Protocol):
     """Gets what requests leave."""
 
-    def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
-        """A request has ended; `drafts`: accepted tokens and rounds that drafted. Called within a step: be quick."""
+    def before_step(self) -> None:
+        """A step is about to begin; requests wait until this returns."""
+
+    def finished(self, tape: Tape, token_ids: Sequence[int]) -> None:
+        """A request has ended. Called within a step: be quick."""
 
 
 @dataclass
@@ -49,6 +50,8 @@ class Tape:
     group: str
     prompt_tokens: int
     greedy: bool
+    accepted: int = 0  # of the head's drafts, in the rounds to which prompt lookup had nothing to add
+    rounds: int = 0  # these
     _prompt: list[Tensor] = field(default_factory=list)
     _answer: list[Tensor] = field(default_factory=list)
 
@@ -73,7 +76,12 @@ class Tape:
         """A round's accepted path: [n, 4 * Ht]."""
         self._answer.append(states.clone())
 
-    def recorded(self, token_ids: Sequence[int], drafts: tuple[int, int]) -> Recorded | None:
+    def drafted(self, accepted: int) -> None:
+        """A round of the head's drafts alone; so many of them were accepted."""
+        self.accepted += accepted
+        self.rounds += 1
+
+    def recorded(self, token_ids: Sequence[int]) -> Recorded | None:
         """All of it; `token_ids` are the request's, prompt and answer. None if too little was read to learn from."""
         answer = len(token_ids) - self.prompt_tokens
         if not self._prompt or not self._answer or answer < 2:
@@ -83,4 +91,4 @@ class Tape:
         if len(states) < answer - 1:
             return None
         first = self.prompt_tokens - len(prompt)
-        return Recorded(self.group, list(token_ids[first:]), prompt, states, self.greedy, *drafts)
+        return Recorded(self.group, list(token_ids[first:]), prompt, states, self.greedy)

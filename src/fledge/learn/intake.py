@@ -23,7 +23,6 @@ _SHARE = 8  # of the ring's bytes that may wait: one in so many
 class _Ended(NamedTuple):
     tape: Tape
     token_ids: Sequence[int]
-    drafts: tuple[int, int]
     bytes: int
 
 
@@ -40,14 +39,14 @@ class Intake:
         self._thread = threading.Thread(target=self._run, name="fledge-learn-intake", daemon=True)
         self._thread.start()
 
-    def put(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
+    def put(self, tape: Tape, token_ids: Sequence[int]) -> None:
         """A request has ended."""
         size = tape.bytes
         with self._lock:
             fits = self._waiting + size <= self._limit and self._queue.qsize() < _LONGEST
             self._waiting += size if fits else 0
         if fits:
-            self._queue.put(_Ended(tape, token_ids, drafts, size))
+            self._queue.put(_Ended(tape, token_ids, size))
         self.dropped += not fits
 
     def tell(self, message: Mapping[str, Any]) -> None:
@@ -67,7 +66,7 @@ class Intake:
                 if not isinstance(item, _Ended):
                     send(self._pipe, item)
                     continue
-                done = item.tape.recorded(item.token_ids, item.drafts)
+                done = item.tape.recorded(item.token_ids)
                 if done is not None:
                     send_conversation(self._pipe, done)
                     self.conversations += 1

@@ -8,7 +8,7 @@ from fledge.base.errors import ServerError
 from fledge.train.options import TrainOptions
 
 # Learning has no last step, so the rate stays, and the averaged weights are the candidates.
-_TRAIN = TrainOptions(ttt_steps=4, batch_tokens=1024, ema=0.98)
+_TRAIN = TrainOptions(ttt_steps=4, batch_tokens=512, ema=0.98)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +16,10 @@ class LearnOptions:
     """How a server learns."""
 
     folder: str  # where the versions are kept
-    memory: int | None = None  # bytes of conversations; None: a quarter of what is free, 2 GiB at most
-    busy: bool = False  # train while requests run, too
+    memory: int | None = None  # bytes of conversations; None: room for 20,480 tokens
+    share: float = 0.1  # of the time while requests run that training gets; they wait for it
     privacy: bool = False  # predict no token of what the privacy filter finds
     excluded: tuple[str, ...] = ()  # groups of traffic that nothing is learnt from
-    lowest: bool = True  # priority; False: as the server's, where learning must not wait for other programs
     keep: int = 5  # versions
     heldout: float = 0.125  # share of the conversations that candidates are measured on
     heldout_tokens: int = 8192  # at most
@@ -38,6 +37,10 @@ class LearnOptions:
         if self.memory is not None and self.memory < 1 << 20:
             raise ServerError(
                 f"memory for learning is {self.memory} bytes; give it at least a MiB, better hundreds"
+            )
+        if not 0 <= self.share <= 0.9:
+            raise ServerError(
+                f"the share for learning is {self.share}; give 0 (pauses alone) to 0.9 of the time"
             )
         if not 0 < self.heldout < 1:
             raise ServerError(f"heldout is {self.heldout}; it is a share between 0 and 1")

@@ -2,7 +2,7 @@
 
     engine ──finished──► intake ──► [learning process] ──"version 7"──► load, pack ──► engine.change_head
                                           ▲                                  │
-    keeper: stops it while requests run ──'         live acceptance falls ──► the head before
+    turns: it is stopped while steps run ─'         live acceptance falls ──► the head before
 
 Nothing here can fail a request: where the process ends, memory or the disk runs out, learning stops with one line in
 the log, and serving goes on with the head that it has.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -28,22 +29,27 @@ import torch
 
 from fledge.base.errors import FledgeError, first_line
 from fledge.data.privacy.filter import require_privacy_extra
+from fledge.draft import HeadMetadata
 from fledge.draft.runner import DraftWeights
 from fledge.engine import Engine
-from fledge.engine.memory import free_memory
 from fledge.engine.record import Tape
 from fledge.heads import Head, head_runner
 from fledge.learn.intake import Intake
 from fledge.learn.live import LiveTau
 from fledge.learn.options import LearnOptions
 from fledge.learn.student import new_head
+from fledge.learn.turns import Turns
 from fledge.learn.versions import Versions
 from fledge.target import Target
 
 logger = logging.getLogger("fledge.learn")
 
-_MOST_MEMORY = 2 << 30
-_KEEPER_S, _QUIET_S = 0.02, 0.1  # between looks at the engine; idle time after which training goes on
+_TOKENS, _STATES = 20_480, 4  # that the ring has room for; hidden states of each, in bf16
+_KEEPER_S = 0.02  # between looks at the engine
+_STARVED_S, _STARVED = (
+    20.0,
+    0.3,
+)  # of turns after which processor seconds per granted second say that cores are busy
 _PIN_S = 2.0  # between looks at what is pinned
 _CURVE = 2000  # points kept
 _END_S = 5.0
@@ -73,7 +79,7 @@ class Learning:
             require_privacy_extra()
         self._weights = draft_weights
         if options.memory is None:
-            options = replace(options, memory=min(free_memory(torch.device("cpu")) // 4, _MOST_MEMORY))
+            options = replace(options, memory=_TOKENS * _STATES * 2 * target.config.hidden_size)
         self._target, self._options = target, options
         self._versions = Versions(options.folder)
         self.version = self._versions.to_serve()
@@ -84,7 +90,8 @@ class Learning:
         elif head is not None:
             self.head = head
         else:  # never better than plain decode, which the planner finds out
-            self.head = new_head(target, options, torch.zeros(target.config.vocab_size, dtype=torch.int64))
+            nothing = torch.zeros(target.config.vocab_size, dtype=torch.int64)
+            self.head = new_head(target, options, nothing, target.chat.turn_end_ids, HeadMetadata.of(target))
         self._live = LiveTau()
         self._curve: deque[dict[str, Any]] = deque(maxlen=_CURVE)
         self._latest: dict[str, Any] = {}
@@ -95,7 +102,9 @@ class Learning:
         self._engine: Engine | None = None
         self._intake: Intake | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._ready = self._paused = False  # the process has loaded what it needs; it is stopped
+        self._state, self._waits = "starting", ""  # of the process, as it says
+        self._progress: dict[str, Any] = {}
+        self._turns = Turns(options.share, self._move)
         self._closing = threading.Event()
         self._lock = threading.RLock()
 
@@ -109,6 +118,11 @@ class Learning:
             self._stop(f"{options.folder} can't be written ({first_line(error)})")
         if not self._takes_in():
             return
+        logger.info(
+            "learning from answers in %d MB of memory (--learn-memory-mb); while requests run, training takes %.0f %% "
+            "of the time (--learn-share); versions are kept in %s",
+            (options.memory or 0) >> 20, 100 * options.share, options.folder,
+        )  # fmt: skip
         # A process group of its own in our session: Ctrl-C doesn't reach it, and where we are killed the system ends
         # it, stopped or not, because its group is an orphan then.
         self._process = subprocess.Popen(
@@ -124,18 +138,29 @@ class Learning:
         threading.Thread(target=self._listen, name="fledge-learn", daemon=True).start()
         threading.Thread(target=self._keep, name="fledge-learn-keeper", daemon=True).start()
 
-    def finished(self, tape: Tape, token_ids: Sequence[int], drafts: tuple[int, int]) -> None:
+    def before_step(self) -> None:
         """As the engine's recorder."""
-        self._live.add(*drafts)
+        if self._process is not None:
+            self._turns.before_step()
+
+    def finished(self, tape: Tape, token_ids: Sequence[int]) -> None:
+        """As the engine's recorder."""
+        if self.speculates:
+            self._live.add(tape.accepted, tape.rounds)
         if self._intake is not None and self._why is None and tape.group not in self._options.excluded:
-            self._intake.put(tape, token_ids, drafts)
+            self._intake.put(tape, token_ids)
 
     def figures(self) -> dict[str, Any]:
         """What metrics tell, as JSON; reads no file."""
         intake, latest = self._intake, self._latest
+        cpu, granted = self._cpu_seconds(), self._turns.granted
         return {
-            "state": self._phase(),
-            "why": self._why,
+            "state": "stopped" if self._why else self._state,
+            "why": self._why or self._reason(cpu, granted) or None,
+            "progress": self._progress,
+            "share": self._options.share,
+            "granted_seconds": round(granted, 1),
+            "cpu_seconds": cpu,
             "version": self.version,
             "seconds": round(time.monotonic() - self._started, 1),
             "tokens": intake.tokens if intake else 0,
@@ -161,10 +186,27 @@ class Learning:
             "versions": [asdict(card) for card in self._versions.cards()],
         }
 
-    def _phase(self) -> str:
-        if self._why:
-            return "stopped"
-        return "paused" if self._paused else "learning" if self._ready else "starting"
+    def _reason(self, cpu: float, granted: float) -> str:
+        """What learning waits for; empty if for nothing."""
+        if self._state != "training":
+            return self._waits
+        if granted > _STARVED_S and cpu < _STARVED * granted:
+            return f"other programs keep the cores busy: {cpu:.0f} s of processor time in {granted:.0f} s of turns"
+        if self._turns.serving:
+            share = self._options.share
+            return (
+                f"requests run, and training gets {100 * share:.0f} % of the time meanwhile (--learn-share)"
+            )
+        return ""
+
+    def _cpu_seconds(self) -> float:
+        """Processor time of the learning process; 0 where the system doesn't say."""
+        try:
+            assert self._process is not None
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text("utf-8").rsplit(")", 1)[1].split()
+            return round((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 1)  # utime, stime
+        except (AssertionError, OSError, IndexError):
+            return float(self._latest.get("cpu_seconds", 0.0))
 
     def close(self) -> None:
         """Stop learning; the process ends."""
@@ -199,6 +241,8 @@ class Learning:
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "feature_layers": target.config.chosen_layers,
             },
+            "metadata": asdict(HeadMetadata.of(target)),
+            "turn_ends": sorted(target.chat.turn_end_ids),
             "head": given,
             "version": self.version,
         }
@@ -206,7 +250,7 @@ class Learning:
     def _saved(self, head: Head) -> Path:
         """A folder with the head that the server was given."""
         folder = Path(self._options.folder) / "given"
-        head.save(str(folder))
+        head.fitted_to(head.target_it_reads(self._target)).save(str(folder))
         return folder
 
     def _listen(self) -> None:
@@ -223,11 +267,17 @@ class Learning:
 
     def _heard(self, message: dict[str, Any]) -> None:
         kind = message.pop("kind")
-        if kind == "ready":
-            self._ready = True
+        if kind == "state":
+            self._enter(message["state"], message["why"])
+        elif kind == "progress":
+            self._progress, self.updates = message, message["steps"]
         elif kind == "measured":
             now = round(time.monotonic() - self._started, 1)
-            self.updates = message["steps"]
+            logger.info(
+                "step %d: tau %s on %d held-out answers, of what serves %s (95 %% interval of the gain %s to %s)",
+                message["steps"], message["tau"], message["conversations"], message["before"], message["low"],
+                message["high"],
+            )  # fmt: skip
             self._latest = {"seconds": now, "version": self.version, **message}
             self._curve.append({**self._latest, "live": self._live.tau()})
         elif kind == "version":
@@ -236,6 +286,12 @@ class Learning:
             logger.warning("learning begins again from the head that serves: %s", message["why"])
         elif kind == "stopped":
             self._stop(message["why"])
+
+    def _enter(self, state: str, why: str) -> None:
+        if state != self._state:
+            logger.info("learning: %s%s", state, f", {why}" if why else "")
+        self._state, self._waits = state, why
+        self._turns.training(state == "training")
 
     def _swap(self, number: int) -> None:
         """Serve a version from the next round on."""
@@ -289,22 +345,19 @@ class Learning:
                 logger.warning("version %d is served again after a restart: %s", fallen, first_line(error))
 
     def _keep(self) -> None:
-        """Stop the process while requests run; look after acceptance and what is pinned. In a thread."""
-        engine, looked, idle_since = self._engine, 0.0, 0.0
+        """Let the process go on in pauses; look after acceptance and what is pinned. In a thread."""
+        engine, looked = self._engine, 0.0
         assert engine is not None
         while not self._closing.wait(_KEEPER_S) and self._why is None:
             now = time.monotonic()
-            if engine.busy:
-                idle_since = now
-            if self._ready and not self._options.busy:
-                self._pause(now - idle_since < _QUIET_S)
+            self._turns.look(engine.busy)
             if now - looked > _PIN_S:
                 looked = now
                 try:
                     self._look_after()
                 except Exception as error:  # such as no memory for the head before
                     self._stop(f"its versions can't be looked after ({first_line(error)})")
-        self._pause(False)
+        self._turns.end()
 
     def _look_after(self) -> None:
         with suppress(FledgeError, OSError):
@@ -314,11 +367,9 @@ class Learning:
             elif pinned is None and self._live.fell():
                 self._roll_back()
 
-    def _pause(self, wanted: bool) -> None:
-        if wanted == self._paused or self._process is None:
-            return
-        self._process.send_signal(signal.SIGSTOP if wanted else signal.SIGCONT)
-        self._paused = wanted
+    def _move(self, running: bool) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT if running else signal.SIGSTOP)
 
     def _not_sent(self, error: Exception) -> None:
         if isinstance(error, (OSError, ValueError)):  # the pipe's
@@ -329,7 +380,7 @@ class Learning:
         """The process has ended, or is about to."""
         if self._closing.is_set() or self._process is None:
             return
-        self._pause(False)
+        self._turns.end()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         code = self._process.poll()

@@ -10,7 +10,7 @@ Learning has no end, so learning rates stay at their peaks, and the candidates a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -40,14 +40,29 @@ _AGAIN = 0.3  # learning rates of a trained head, relative to a new one's
 _COMMON = 3  # conversations in which a token has to occur for a draft vocabulary to take it because of them
 _LIKELY = 0.1  # of an answer's tokens that have to be the target's most probable ones
 _LOGIT_ROWS = 256
+_AT_ONCE = 256  # tokens whose activations are in memory
 _FEWEST = 8  # conversations to start with
 
 
 class Student:
     """A head that learns from a ring."""
 
-    def __init__(self, target: Target, ring: Ring, options: LearnOptions, head: Head | None) -> None:
-        """`head`: what serves and is trained on; None: a new one, once there is something to choose its tokens by."""
+    def __init__(
+        self,
+        target: Target,
+        ring: Ring,
+        options: LearnOptions,
+        head: Head | None,
+        *,
+        metadata: HeadMetadata | None = None,
+        turn_ends: Collection[int] | None = None,
+    ) -> None:
+        """`head`: what serves and is trained on, fitted to the target; None: a new one, once its tokens can be chosen.
+
+        `metadata` and `turn_ends`: the target's, where its tokenizer is to stay unloaded.
+        """
+        self._metadata = metadata or HeadMetadata.of(target)
+        self._turn_ends = target.chat.turn_end_ids if turn_ends is None else turn_ends
         self._target, self._ring, self._options = target, ring, options
         self._learner: Learner | None = None
         self._generator = torch.Generator().manual_seed(options.train.seed)
@@ -57,16 +72,22 @@ class Student:
         self._share = 1.0  # of the learning rates
         self.steps = 0
         if head is not None:
-            self._begin(head.fitted_to(target), again=True)
+            self._begin(head, again=True)
             self._serving = self._masters.clone()
 
     @property
-    def ready(self) -> bool:
-        """Whether there is enough to train on, and a batch of it that hasn't been seen often enough."""
+    def waits_for(self) -> str:
+        """What is missing for a step: enough answers to begin with, or new ones; empty: nothing."""
         infos, options = self._ring.split("train"), self._options
-        if len(infos) < _FEWEST or sum(map(_tokens, infos)) < options.start_tokens:
-            return False
-        return sum(map(_tokens, self._ring.left())) >= options.train.batch_tokens
+        tokens = sum(map(_tokens, infos))
+        if len(infos) < _FEWEST or tokens < options.start_tokens:
+            return (
+                f"{len(infos)} answers with {tokens:,} tokens are there, {_FEWEST} with {options.start_tokens:,} are "
+                "needed to begin"
+            )
+        if sum(map(_tokens, self._ring.left())) < options.train.batch_tokens:
+            return f"each answer has been used {options.passes:g} times, and new ones are needed"
+        return ""
 
     def step(self) -> float | None:
         """One step; its loss, or None without samples. Raises a DataError for a gradient that isn't finite."""
@@ -77,16 +98,20 @@ class Student:
         infos = [
             info for info in self._ring.draw(options.batch_tokens, self._generator) if is_trainable(info)
         ]
-        samples = self._ring.read_many(sorted(infos, key=lambda info: info.tokens))
-        if not samples:
+        tokens, losses = sum(map(_tokens, infos)), []
+        for part in by_tokens(sorted(infos, key=_tokens), _AT_ONCE, _tokens):
+            if samples := self._ring.read_many(part):
+                weights = [weight * sum(map(_tokens, part)) / tokens for weight in options.step_weights]
+                measures = self._learner.learn(
+                    make_batch(samples, self._learner.dtype), weights, measure=True
+                )
+                losses += [measures.loss] if measures is not None else []
+        if not losses:
             return None
-        batch = make_batch(samples, self._learner.dtype)
-        measures = self._learner.learn(batch, options.step_weights, measure=True)
         self._optimizer.update(self._since)
         self._since += 1
         self.steps += 1
-        assert measures is not None
-        return measures.loss
+        return sum(losses)
 
     def measure(self) -> list[TauDifference]:
         """The candidate against what serves: in all, then by group of traffic; [] without held-out conversations."""
@@ -125,7 +150,7 @@ class Student:
             "tokens": self._ring.tokens_in,
             "tau": round(difference.tau[1], 4),
         }
-        metadata = replace(HeadMetadata.of(self._target), training=facts)
+        metadata = replace(self._metadata, training=facts)
         return Head(self._learner.head.config, weights, metadata)
 
     def accept(self) -> None:
@@ -136,7 +161,7 @@ class Student:
 
     def go_back(self, head: Head) -> None:
         """Another head serves again; training goes on from there."""
-        self._begin(head.fitted_to(self._target), again=True)
+        self._begin(head, again=True)
         self._serving, self._served = self._masters.clone(), {}
 
     def begin_again(self) -> None:
@@ -174,7 +199,8 @@ class Student:
         return train.model_copy(update=rates)
 
     def _new_head(self) -> Head:
-        return new_head(self._target, self._options, vocabulary_counts(self._target, self._samples()))
+        counts = vocabulary_counts(self._target, self._samples())
+        return new_head(self._target, self._options, counts, self._turn_ends, self._metadata)
 
     def _samples(self) -> list[FeatureSample]:
         return self._ring.read_many(self._ring.split("train"))
@@ -184,7 +210,7 @@ class Student:
         assert self._learner is not None
         outside, steps = ~self._learner.head.vocabulary.t2d, self._options.train.ttt_steps
         counts: dict[int, tuple[float, float]] = {}
-        for group in by_tokens(sorted(infos, key=_tokens), 4 * self._options.train.batch_tokens, _tokens):
+        for group in by_tokens(sorted(infos, key=_tokens), 2 * _AT_ONCE, _tokens):
             samples = self._ring.read_many(group)
             if not samples:
                 continue
@@ -196,10 +222,12 @@ class Student:
         return counts
 
 
-def new_head(target: Target, options: LearnOptions, counts: Tensor) -> Head:
+def new_head(
+    target: Target, options: LearnOptions, counts: Tensor, turn_ends: Collection[int], metadata: HeadMetadata
+) -> Head:
     """The head that learning begins with, as `fledge train` makes it; `counts` [V] of the tokens choose its own."""
     train = options.train
-    vocabulary = DraftVocabulary.from_counts(counts, train.draft_vocab_size, target.chat.turn_end_ids)
+    vocabulary = DraftVocabulary.from_counts(counts, train.draft_vocab_size, turn_ends)
     return random_head(
         target,
         vocabulary,
@@ -207,6 +235,7 @@ def new_head(target: Target, options: LearnOptions, counts: Tensor) -> Head:
         fc_norm=train.fc_norm,
         norm_output=train.norm_output,
         sizes=train.head.sizes,
+        metadata=metadata,
     )
 
 

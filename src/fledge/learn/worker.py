@@ -2,8 +2,8 @@
 
     stdin   ──► reader thread ──► ring ──► step, step, ... measure ──► version on disk ──► a line on stdout
 
-It runs at the lowest priority, is the first to go where memory runs out, and ends with its server: the end of stdin.
-While requests run the server stops it (SIGSTOP), unless it is told otherwise.
+It is nicer than other programs, the first to go where memory runs out, and ends with its server: the end of stdin.
+The server stops it (SIGSTOP) while it isn't its turn (`turns.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from fledge.base.errors import DataError, first_line
 from fledge.data.privacy import PrivacyFilter
+from fledge.draft import HeadMetadata
 from fledge.heads import Head
 from fledge.learn.options import LearnOptions
 from fledge.learn.private import without_private
@@ -33,6 +34,7 @@ from fledge.train.compare import TauDifference
 from fledge.train.options import TrainOptions
 from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 
+_NICE = 5  # a quarter of a core, beside another program
 _IDLE_S = 0.2  # between looks at a ring that has nothing new
 _LOSS_LIMIT = 3.0  # times the loss's average: an explosion
 _SMOOTH = 0.05  # weight of a new loss in it
@@ -62,11 +64,10 @@ class Worker:
         self._out, self._frames = out, frames(pipe)
         told = next(self._frames).facts
         options, target = told["options"], told["target"]
-        if options["lowest"]:
-            _lower_priority()
+        _lower_priority()
         self._options = LearnOptions(**{**options, "train": TrainOptions(**options["train"])})
         self._target = Target.load(
-            target["folder"], dtype=target["dtype"], feature_layers=target["feature_layers"]
+            target["folder"], dtype=target["dtype"], feature_layers=target["feature_layers"], text=False
         )
         self._lm_head = self._target.ends.lm_head  # read before anything is taken in
         self._ring = Ring(self._options)
@@ -74,7 +75,12 @@ class Worker:
         self._versions = Versions(self._options.folder)
         self._serving: int | None = told["version"]
         head = Head.load(told["head"]) if told["head"] else None
-        self._student = Student(self._target, self._ring, self._options, head)
+        metadata = HeadMetadata(
+            **{**told["metadata"], "feature_layers": tuple(told["metadata"]["feature_layers"])}
+        )
+        self._student = Student(
+            self._target, self._ring, self._options, head, metadata=metadata, turn_ends=told["turn_ends"]
+        )
         self._back: tuple[str, int | None] | None = None  # a head to go back to, and its version
         self._loss: float | None = None
         self._worse = self._setbacks = 0
@@ -83,17 +89,30 @@ class Worker:
     def run(self) -> None:
         """Until the server ends."""
         threading.Thread(target=self._read, daemon=True).start()
-        _say(self._out, kind="ready")
         with freed_memory_is_kept():
-            while True:
-                self._obey()
-                if not self._student.ready:
-                    time.sleep(_IDLE_S)
-                    continue
-                self._step()
-                if self._student.steps % self._options.measure_every == 0:
-                    return_unused_memory()
-                    self._measure()
+            self._train()
+
+    def _train(self) -> None:
+        """Step after step; between them no memory is kept, which batches of different lengths would add up to."""
+        state = ""
+        while True:
+            self._obey()
+            waits_for = self._student.waits_for
+            if (new := f"collecting {waits_for}" if waits_for else "training") != state:
+                state = new
+                _say(self._out, kind="state", state=state.partition(" ")[0], why=waits_for)
+            if waits_for:
+                time.sleep(_IDLE_S)
+                continue
+            self._step()
+            return_unused_memory()
+            steps, every = self._student.steps, self._options.measure_every
+            _say(
+                self._out, kind="progress", steps=steps, until_measured=every - steps % every, loss=self._loss
+            )
+            if steps % every == 0:
+                self._measure()
+                return_unused_memory()
 
     def _read(self) -> None:
         """Take in what comes; in a thread."""
@@ -188,10 +207,8 @@ class Worker:
 
 
 def _lower_priority() -> None:
-    """Run when nothing else wants to, as far as the system lets us."""
-    os.nice(19)
-    with suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    """Leave other programs the larger part of a core that both want. The lowest priority would mean never."""
+    os.nice(_NICE)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -59,12 +59,12 @@ class LearningMetrics(Collector):
             "updates": ("training steps", state["updates"]),
             "swaps": ("heads that came into service", state["swaps"]),
             "rollbacks": ("heads that went out of service because acceptance fell", state["rollbacks"]),
-            "cpu_seconds": ("processor time of training", state["training"].get("cpu_seconds", 0)),
+            "cpu_seconds": ("processor time of training", state["cpu_seconds"]),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(f"fledge:learn_{name}", text, value)
         gauges = {
-            "running": ("0: learning has stopped", 0 if state["why"] else 1),
+            "running": ("0: learning has stopped", 0 if state["state"] == "stopped" else 1),
             "version": ("the version that serves; 0: none", state["version"] or 0),
             "tau_live": ("tokens per drafted round with it", state["tau"]["live"]),
             "tau_heldout": ("tokens per round on held-out traffic, of what serves", state["tau"]["heldout"]),

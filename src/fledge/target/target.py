@@ -38,7 +38,6 @@ class Target:
     def __init__(
         self,
         resolved: ResolvedTarget,
-        tokenizer: Any,
         dtype: torch.dtype,
         device: torch.device,
         backend: Backend,
@@ -48,10 +47,7 @@ class Target:
         self.revision: str = resolved.revision
         self.name: str = resolved.name
         self.config: DecoderConfig = resolved.config
-        self.tokenizer = tokenizer
-        self.chat = ChatTemplate(
-            tokenizer, _end_token_ids(resolved.folder, self.config.vocab_size), chat_template_kwargs
-        )
+        self._resolved, self._template_kwargs = resolved, chat_template_kwargs
         self.dtype = dtype
         self.device = device
         self._backend: Backend = backend
@@ -68,6 +64,7 @@ class Target:
         feature_layers: Sequence[int] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         refuse: Callable[[GgufSizes], object] | None = None,
+        text: bool = True,
     ) -> Target:
         """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
 
@@ -81,15 +78,16 @@ class Target:
                 every engine takes where a head names none.
             chat_template_kwargs: what the chat template itself asks for, such as Qwen3's {"enable_thinking": False}.
             refuse: called with the sizes in a GGUF file's header before it is converted; may raise.
+            text: False loads the tokenizer on first use: it takes 100 MB.
         """
         if dtype not in _DTYPES:
             raise TargetError(f"dtype {dtype!r} isn't known: use one of {', '.join(_DTYPES)}")
         if backend not in get_args(Backend):
             raise TargetError(f"backend {backend!r} isn't known: use one of {', '.join(get_args(Backend))}")
         resolved = resolve_target(str(spec), cache_dir, refuse)
-        tokenizer = _load_tokenizer(resolved)
-        usable = _usable_device(device)
-        target = cls(resolved, tokenizer, _DTYPES[dtype], usable, backend, chat_template_kwargs)
+        target = cls(resolved, _DTYPES[dtype], _usable_device(device), backend, chat_template_kwargs)
+        if text:
+            target.chat  # noqa: B018  # raises for a tokenizer or template that can't be used
         return target if feature_layers is None else target.with_feature_layers(feature_layers)
 
     def with_feature_layers(self, layers: Sequence[int]) -> Target:
@@ -104,6 +102,17 @@ class Target:
         other.config = config
         other.__dict__.pop("decoder", None)  # which gives the layers it was made with
         return other
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return _load_tokenizer(self._resolved)
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """Conversations as token ids."""
+        ends = _end_token_ids(self.folder, self.config.vocab_size)
+        return ChatTemplate(self.tokenizer, ends, self._template_kwargs)
 
     @cached_property
     def vocabulary_hash(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
         vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
-        norms = {"fc_norm": options.fc_norm, "norm_output": options.norm_output}
+        norms: dict[str, Any] = {"fc_norm": options.fc_norm, "norm_output": options.norm_output}
         if options.init == "target":
             head = Head.from_target(target, vocabulary, **norms)
         else:
@@ -86,10 +87,11 @@ def random_head(
     fc_norm: bool = False,
     norm_output: bool = False,
     sizes: ChosenSizes | None = None,
+    metadata: HeadMetadata | None = None,
 ) -> Head:
     """A head of these sizes: matrices normal with variance 1 / inputs, norms 1, with a fixed seed.
 
-    `keep_output` copies the final norm and lm_head from the target.
+    `keep_output` copies the final norm and lm_head from the target. `metadata`: the target's, unless it is to be asked.
     """
     config = HeadConfig.for_target(
         target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output, sizes=sizes or ChosenSizes()
@@ -108,7 +110,7 @@ def random_head(
 
     shapes = weight_shapes(config)
     weights = copied | {name: fresh(name, shape) for name, shape in shapes.items() if name not in copied}
-    return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), HeadMetadata.of(target))
+    return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), metadata or HeadMetadata.of(target))
 
 
 def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:

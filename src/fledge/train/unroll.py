@@ -47,7 +47,9 @@ class UnrolledHead:
         self.workspace = Workspace()
         self.weights = TrainableWeights(_split(weights), dtype, device)
         self.dtype, self.device = dtype, device
-        self._embedding = embedding.to(device, dtype)
+        self._embedding = embedding.to(
+            device
+        )  # rows are cast: a copy of all would be the largest tensor here
         self._flex = device.type == "cuda"
         self._anchor = torch.zeros((), requires_grad=True)
         self._sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim)
@@ -63,7 +65,9 @@ class UnrolledHead:
         reach = int(batch.positions.max()) + steps
         if reach > self._rope[0].shape[0]:
             self._rope = self._rope_tables(2 * reach)
-        embedded = self._norm(F.embedding(batch.token_ids, self._embedding), "input_norm")  # [T, H]
+        embedded = self._norm(
+            F.embedding(batch.token_ids, self._embedding).to(self.dtype), "input_norm"
+        )  # [T, H]
         from_embedding = self._linear(embedded, "qkv_embedding")  # [T, q + 2 * kv]
         hidden = self._linear(self._normed_features(batch.features), "fc")  # [T, H]
 
