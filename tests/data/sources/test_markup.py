@@ -82,9 +82,15 @@ def test_two_speakers_are_read_however_they_are_marked(name: str, column: str) -
     assert turns_of(SPEAKERS[name], column) in ((Q, Q2), *(("transcript",) if column == "prompt" else ()))
 
 
-SINGLE = ["User: {q}\nFalcon: {a}", "user: {q}\nmodel: {a}", "You: {q}\nChatGPT: {a}",
-          "**User:** {q}\n\n**Falcon:** {a}", "A chat with Falcon.\n\nUser: {q}\nFalcon: {a}", "[Round 0] USER:{q} ASSISTANT:{a}</longcat_s>",
-          "# User\n\n{q}\n\n# Falcon\n\n{a}"]  # fmt: skip
+SINGLE = [
+    "User: {q}\nFalcon: {a}",
+    "user: {q}\nmodel: {a}",
+    "You: {q}\nChatGPT: {a}",
+    "**User:** {q}\n\n**Falcon:** {a}",
+    "A chat with Falcon.\n\nUser: {q}\nFalcon: {a}",
+    "[Round 0] USER:{q} ASSISTANT:{a}</longcat_s>",
+    "# User\n\n{q}\n\n# Falcon\n\n{a}",
+]
 
 
 @pytest.mark.parametrize("text", SINGLE)
