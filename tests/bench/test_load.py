@@ -159,6 +159,11 @@ def test_traffic_is_replayed_in_the_order_it_came(tmp_path: Path) -> None:
     log.write_text('{"timestamp": NaN, "turns": ["b"]}\n')
     with pytest.raises(DataError, match="line 1: `timestamp`"):
         read_traffic(str(log))
+    log.write_text('{"timestamp": 0, "input_length": 655, "output_length": 52, "hash_ids": [46, 47]}\n')
+    with pytest.raises(
+        DataError, match=r'line 1: there are lengths but no text to send .*like \{"timestamp"'
+    ):
+        read_traffic(str(log))
     with pytest.raises(DataError, match="--speed is 0"):
         read_traffic(str(log), speed=0)
     with pytest.raises(DataError, match=r"^there is no prompt file no\.jsonl; correct its path$"):

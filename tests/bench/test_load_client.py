@@ -172,12 +172,13 @@ def test_a_server_is_sent_what_the_workload_has_besides_its_turns() -> None:
         async with TestServer(app) as server, open_session() as session:
             call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
             prompt = Prompt(
-                "q", "chat", ("one", "two"), "Be short.", json.dumps(["tool"]), '{"think": false}'
+                "q", "chat", ("one", "two"), "Be short.", json.dumps(["tool"]), '{"think": false}', (5, 7)
             )
             return await drive(session, call, closed_loop([prompt], 1), 1)
 
     driven = asyncio.run(ask())
     assert [record.ok for record in driven.records] == [True, True]
+    assert [body["max_tokens"] for body in bodies] == [5, 7]  # not the 8 of all requests
     for body in bodies:
         assert (body["tools"], body["chat_template_kwargs"]) == (["tool"], {"think": False})
         assert body["messages"][0] == {"role": "system", "content": "Be short."}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -32,6 +33,20 @@ def test_a_replay_is_named_after_its_log(tmp_path: Path) -> None:
     found = LoadResult.load(str(tmp_path / "run" / "load"))
     assert (found.workload, found.rows[0]["dataset_name"]) == ("monday", "monday")
     assert found.rows[0]["completed"] == 1
+
+
+@pytest.mark.parametrize("option", ["--replay", "--workload"])
+def test_lengths_in_the_rows_are_asked_for_and_other_sampling_is_named(option: str, tmp_path: Path) -> None:
+    log = tmp_path / "monday.jsonl"
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0.7}
+    rows = [{"timestamp": 0, "body": {**asked, "max_tokens": tokens}} for tokens in (5, 9)]
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    load = ["--concurrency", 1, "--requests", 2] if option == "--workload" else []
+    invoke(option, log, *load, "--repeats", 1, "--run-dir", tmp_path / "run")
+    found = LoadResult.load(str(tmp_path / "run" / "load"))
+    assert found.rows[0]["max_tokens"] == 9
+    assert "rows (5 to 9 tokens)" in " ".join(found.notes)
+    assert "The rows' temperature isn't sent" in " ".join(found.notes)
 
 
 def test_of_several_models_one_can_be_asked(tmp_path: Path) -> None:

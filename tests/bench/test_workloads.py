@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,3 +156,56 @@ def test_traffic_keeps_its_system_prompt_tools_and_options(tmp_path: Path) -> No
     ]
     with pytest.raises(DataError, match=r"line 1: there is no turn of a user \(answer\)"):
         read_workload(write_lines(tmp_path / "b.jsonl", ['{"text": "It is here.", "role": "assistant"}']))
+
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "lengths", "unused"),
+    [
+        ({"prompt": "Hi", "output_tokens": 5}, (5,), ()),  # vLLM's custom data set
+        ({"turns": ["Hi", "And?"], "output_tokens": [5, 7]}, (5, 7), ()),
+        ({"turns": ["Hi"], "max_tokens": 5, "category": "x"}, (5,), ()),
+        (
+            {"messages": HI, "output_length": 5, "max_tokens": 9},
+            (5,),
+            (),
+        ),  # what was written, not what was allowed
+        ({"body": {"messages": HI, "max_completion_tokens": 5, "temperature": 0.7}}, (5,), ("temperature",)),
+        ({"request": {"inputs": "Hi", "parameters": {"max_new_tokens": 5, "top_p": 0.9}}}, (5,), ("top_p",)),
+        ({"messages": HI, "response": {"usage": {"completion_tokens": 5}}}, (5,), ()),
+        ({"turns": ["Hi"], "reference": {"answer": 4}}, (), ()),
+        (
+            {"messages": HI, "tools": [{"function": {"parameters": {"max_tokens": 5}}}], "max_tokens": None},
+            (),
+            (),
+        ),
+    ],
+)
+def test_a_rows_length_of_the_answer_is_read_at_any_depth(
+    row: Any, lengths: Any, unused: Any, tmp_path: Path
+) -> None:
+    prompt = read_workload(write_lines(tmp_path / "a.jsonl", [json.dumps(row)])).prompts[0]
+    assert (prompt.lengths, prompt.unused) == (lengths, unused)
+    assert [prompt.max_tokens(turn, 128) for turn in (0, 1, 2)] == [*lengths, *[(lengths or (128,))[-1]] * 3][
+        :3
+    ]
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "5", True, [5, 0], []])
+def test_a_length_that_is_none_is_refused(value: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [json.dumps({"turns": ["Hi"], "output_tokens": value})])
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: output_tokens is .*; give a whole number"):
+        read_workload(path)
+
+
+def test_where_one_length_holds_for_all_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [json.dumps({"turns": ["Hi"], "output_tokens": 5})])
+    load_workloads(BenchOptions(own_prompts=0, prompts=(path,)))
+    assert (
+        "a: the lengths of answers in its rows aren't used here; every answer has up to 128 tokens"
+        in caplog.text
+    )

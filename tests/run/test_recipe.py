@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -124,6 +125,27 @@ def test_a_bad_file_is_refused(tmp_path: Path) -> None:
             load_recipe(str(path))
     with pytest.raises(RecipeError, match="no recipe"):
         load_recipe(str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    "name", ["chats.jsonl", "chats.jsonl.gz", "chats.csv", "chats.parquet", "conversations.json"]
+)
+def test_a_log_in_the_place_of_a_recipe_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    for text in ('[{"mapping": {}}]', '{"messages": []}\n{"messages": []}', '{"messages": []}'):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match="a recipe is expected here") as caught:
+            load_recipe(str(path))
+        option = re.search(r'"(prompts\.sources=.*)"$', str(caught.value))
+        assert option is not None
+        assert load_recipe("demo", [option[1]]).prompts.sources[0].path == str(path)
+    with pytest.raises(RecipeError, match=re.escape(f"prompts.sources=[{{path: {tmp_path}, licence: own}}]")):
+        load_recipe(str(tmp_path))
+
+
+def test_a_recipe_may_be_json(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"train": {"epochs": 2}}')
+    assert load_recipe(str(tmp_path / "mine.json")).train.epochs == 2
 
 
 def test_option_keys_are_those_of_the_yaml() -> None:

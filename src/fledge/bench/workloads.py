@@ -10,7 +10,8 @@
     {"question_id": "chat-01", "category": "chat", "turns": ["Hi! ...", "And then?"], "system": "Be brief."}
     {"messages": [{"role": "system", ...}, {"role": "user", ...}], "tools": [...]}      or another shape of sources
 
-System prompts, tools and `chat_template_kwargs` are kept; answers and other fields (such as `reference`) are ignored.
+System prompts, tools and `chat_template_kwargs` are kept, and the answer's length (`output_tokens`, `max_tokens`, at
+any depth) where a server is measured; answers and other fields (such as `reference`) are ignored.
 All own texts were written for this project. A long-context prompt is a folder of notes (the texts of `summarisation`)
 with a question about one of them, at any position.
 """
@@ -18,6 +19,7 @@ with a question about one of them, at any position.
 from __future__ import annotations
 
 import json
+import logging
 import posixpath
 import random
 import zlib
@@ -34,10 +36,13 @@ from fledge.base.disk import neighbours
 from fledge.base.errors import DataError, did_you_mean
 from fledge.base.storage import exists, read_bytes
 from fledge.bench.options import BenchOptions
+from fledge.bench.requested import answer_lengths, sampling_fields
 from fledge.data.sources import Record, SourceOptions, detect_shape, open_source, user_turns
 from fledge.data.sources.opening import DEFAULT_CATEGORY
 from fledge.data.sources.shapes import UserTurns
 from fledge.target import Target
+
+logger = logging.getLogger("fledge")
 
 OWN_WORKLOAD = "mixed"
 CATEGORIES = (
@@ -62,6 +67,7 @@ SETS = (
 _GENERATED = ("random", "shared-prefix")
 _HUB_ROWS = 40
 _HUB_KEYS = ("split", "config", "field", "revision", "count")
+_FORM = '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
 _NOTES = 24  # notes in a long-context prompt: about 2,200 words
 
 
@@ -75,6 +81,8 @@ class Prompt:
     system: str | None = None
     tools: str = ""  # JSON: functions on offer
     template_options: str = ""  # JSON: `chat_template_kwargs`
+    lengths: tuple[int, ...] = ()  # new tokens of each turn, the last for all after it; empty: not said
+    unused: tuple[str, ...] = ()  # fields of the request that aren't sent
 
     @classmethod
     def of(cls, question_id: str, category: str, found: UserTurns | Record) -> Prompt:
@@ -83,6 +91,10 @@ class Prompt:
         if (first := next((number for number, step in enumerate(found.results) if step), None)) is not None:
             turns = turns[: first + 1]
         return cls(question_id, category, turns, found.system, found.tools, found.template_options)
+
+    def max_tokens(self, turn: int, default: int) -> int:
+        """New tokens that a turn's answer may have."""
+        return self.lengths[min(turn, len(self.lengths) - 1)] if self.lengths else default
 
     @property
     def opening(self) -> list[dict[str, str]]:
@@ -138,6 +150,7 @@ def load_workloads(options: BenchOptions) -> list[Workload]:
     """The workloads named in the options, the own mixed set first, each cut to its limit. Names are made unique."""
     workloads = [own_workload().limited(options.own_prompts)] if options.own_prompts != 0 else []
     for workload in (*map(find_workload, options.sets), *map(read_workload, options.prompts)):
+        warn_of_lengths(workload, options.max_tokens)
         used_names = {one.name for one in workloads}
         names = (f"{workload.name}-{n}" if n > 1 else workload.name for n in count(1))
         name = next(name for name in names if name not in used_names)
@@ -147,6 +160,16 @@ def load_workloads(options: BenchOptions) -> list[Workload]:
             "there is nothing to measure on; raise bench.own_prompts, name bench.sets, or a file with --prompts"
         )
     return workloads
+
+
+def warn_of_lengths(workload: Workload, max_tokens: int) -> None:
+    """Log that rows name lengths of answers where one length holds for all."""
+    if any(prompt.lengths for prompt in workload.prompts):
+        logger.warning(
+            "%s: the lengths of answers in its rows aren't used here; every answer has up to %d tokens (max_tokens)",
+            workload.name,
+            max_tokens,
+        )
 
 
 def find_workload(name: str) -> Workload:
@@ -237,8 +260,8 @@ def hub_workload(text: str) -> Workload:
     return Workload(source.name, prompts)
 
 
-def read_workload(url: str) -> Workload:
-    """The prompts of a JSONL file, named after the file."""
+def read_workload(url: str, form: str = _FORM) -> Workload:
+    """The prompts of a JSONL file, named after the file; `form` is how errors say that a line is written."""
     if not exists(url):
         path = Path(url)
         hint = did_you_mean(path.name, neighbours(path))
@@ -247,14 +270,14 @@ def read_workload(url: str) -> Workload:
         text = read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{url} is not UTF-8 text ({error.reason}); save it as UTF-8 JSON lines") from error
-    prompts = parse_prompts(text, url)
+    prompts = parse_prompts(text, url, form)
     if not prompts:
         raise DataError(f"{url} holds no prompts; write one JSON object with `turns` on each line")
     name = posixpath.basename(url)
     return Workload(name.split(".")[0] or name, tuple(prompts))
 
 
-def parse_prompts(text: str, source: str) -> list[Prompt]:
+def parse_prompts(text: str, source: str, form: str = _FORM) -> list[Prompt]:
     """The prompts of JSON lines; `source` names the file in errors. Empty lines are skipped."""
     prompts = []
     for number, line in enumerate(text.split("\n"), start=1):  # not at U+2028, which JSON allows
@@ -262,23 +285,32 @@ def parse_prompts(text: str, source: str) -> list[Prompt]:
             continue
         place = f"{source}, line {number}"
         row = _json(line)
+        lengths, unused = answer_lengths(row, place), sampling_fields(row)
         if (other := _of_another_shape(row, place)) is not None:
-            prompts.append(Prompt.of(str(number), other.category or DEFAULT_CATEGORY, other))
+            prompt = Prompt.of(str(number), other.category or DEFAULT_CATEGORY, other)
+            prompts.append(replace(prompt, lengths=lengths, unused=unused))
             continue
         try:
             parsed = _Line.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
             field = "".join(f"{part}: " for part in first["loc"])
-            raise DataError(
-                f"{place}: {field}{first['msg']}; write each line like "
-                '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
-            ) from error
+            wrong = f"{field}{first['msg']}"
+            if isinstance(row, dict) and lengths and not row.get("turns"):
+                wrong = f"there are lengths but no text to send ({', '.join(map(str, row))})"
+            raise DataError(f"{place}: {wrong}; write each line like {form}") from error
         question_id = number if parsed.question_id is None else parsed.question_id
         found = user_turns(row, "turns")
         context = Prompt("", "", ()) if isinstance(found, str) else Prompt.of("", "", found)
         prompts.append(
-            replace(context, question_id=str(question_id), category=parsed.category, turns=parsed.turns)
+            replace(
+                context,
+                question_id=str(question_id),
+                category=parsed.category,
+                turns=parsed.turns,
+                lengths=lengths,
+                unused=unused,
+            )
         )
     return prompts
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fledge.data.sources.transcripts import has_markup
+from fledge.data.sources.markup import has_markup
 
 # A turn that answers itself or continues as another speaker.
 _ANSWERED = re.compile(
@@ -31,7 +31,7 @@ _REFUSAL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 # <|im_start|> or half of it; not the pipes of F#, Elixir and R: `xs |> List.map f`.
-_BAR = re.compile(r"<\|\w|\w\|>")
+_BAR = re.compile(r"<[|｜]\w|\w[|｜]>")
 # One token per CJK character, else runs of word characters.
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|(?:(?![\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])\w)+"

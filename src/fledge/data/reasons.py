@@ -34,6 +34,7 @@ LOSSES = {
     "role": "end before a message whose role isn't known",
     "tools": "lack their tools, since the target's chat template shows none",
     "tool_results": "end before a tool's result, since there are no tools or the target's chat template shows none",
+    "app_tools": "lack what the tools of the application that exported them returned",
     "other_tools": "lack tools that aren't functions",
     "documents": "lack the documents or the context beside their messages",
     "template_options": "lack chat_template_kwargs that the target's chat template doesn't ask for",

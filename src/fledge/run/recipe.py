@@ -33,6 +33,7 @@ from fledge.target import TargetOptions
 from fledge.train import EvaluateOptions, TrainOptions
 
 RECIPE_NAME = "recipe.yaml"  # in a run's folder: the recipe it was made with
+_LOGS = (".jsonl", ".ndjson", ".log", ".csv", ".tsv", ".parquet", ".txt")
 _CHECKSUM = re.compile(rb"# sha256 ([0-9a-f]{64})")
 
 
@@ -148,8 +149,12 @@ def _read(source: str) -> dict[str, Any]:
             f"{source} is a run's folder: go on with it by --run-dir {source}, or name its {RECIPE_NAME}"
         )
     elif Path(source).is_dir():
-        raise RecipeError(f"{source} is a folder; name a YAML file in it")
+        raise RecipeError(
+            f"{source} is a folder; name a YAML file in it, or, if it holds logs, {_log_option(source)}"
+        )
     elif exists(source):
+        if {*PurePath(source).suffixes} & {*_LOGS}:
+            raise _not_a_recipe(source)
         text = read_recipe_file(source)
     else:
         if (key := source.split()[0] if source.strip() else "") in option_keys():
@@ -163,14 +168,29 @@ def _read(source: str) -> dict[str, Any]:
     try:
         values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
+        if source.endswith(".json"):
+            raise _not_a_recipe(source) from error
         raise RecipeError(f"recipe {source} is not valid YAML ({one_line(error)}); correct it") from error
     if values is None:
         return {}
+    if source.endswith(".json") and values and not any(key in values for key in Recipe.model_fields):
+        raise _not_a_recipe(source)
     if not isinstance(values, dict):
         raise RecipeError(
             f"recipe {source} must be a mapping of parts such as `train: {{epochs: 2}}`; correct it"
         )
     return values
+
+
+def _not_a_recipe(source: str) -> RecipeError:
+    return RecipeError(
+        f"{source} looks like a log or a data set, but a recipe is expected here; give a recipe such as demo, and "
+        + _log_option(source)
+    )
+
+
+def _log_option(source: str) -> str:
+    return f'name the log in it: "prompts.sources=[{{path: {source}, licence: own}}]"'
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import aiohttp
@@ -24,6 +24,8 @@ from fledge.base.errors import DataError
 from fledge.base.storage import read_bytes
 from fledge.bench.load.client import Call, RequestRecord, send
 from fledge.bench.workloads import Prompt, Workload, read_workload
+
+_FORM = '{"timestamp": 0.25, "turns": ["Hello!"], "output_tokens": 64}'
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def read_traffic(url: str, speed: float = 1.0) -> tuple[Workload, list[Arrival]]
     """A traffic log: JSON lines of `turns` with a `timestamp` in seconds, replayed `speed` times as fast."""
     if not 0 < speed < math.inf:
         raise DataError(f"--speed is {speed}; give a number above 0: 2 is twice as fast as recorded")
-    workload = read_workload(url)
+    workload = read_workload(url, _FORM)
     times = []
     for number, line in enumerate(read_bytes(url).decode("utf-8-sig").split("\n"), start=1):
         if not line.strip():
@@ -61,8 +63,7 @@ def read_traffic(url: str, speed: float = 1.0) -> tuple[Workload, list[Arrival]]
         stamp = json.loads(line).get("timestamp")
         if isinstance(stamp, bool) or not isinstance(stamp, (int, float)) or not math.isfinite(stamp):
             raise DataError(
-                f"{url}, line {number}: `timestamp` must be a number of seconds; "
-                'write each line like {"timestamp": 0.25, "turns": ["Hello!"]}'
+                f"{url}, line {number}: `timestamp` must be a number of seconds; write each line like {_FORM}"
             )
         times.append(float(stamp))
     first = min(times)
@@ -95,7 +96,8 @@ async def drive(
                 record = RequestRecord(
                     arrival.prompt.question_id, turn, due if due is not None and turn == 0 else now
                 )
-                await send(session, call, messages, record, arrival.prompt.extras)
+                own = replace(call, max_tokens=arrival.prompt.max_tokens(turn, call.max_tokens))
+                await send(session, own, messages, record, arrival.prompt.extras)
                 records.append(record)
                 if not record.ok:
                     return

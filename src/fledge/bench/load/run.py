@@ -164,7 +164,7 @@ class _LoadTest:
             "request_rate": level.rate,
             "max_concurrency": level.concurrency,
             "repeat": repeat,
-            "max_tokens": options.max_tokens,
+            "max_tokens": max(self._lengths(self.levels[level])),
             **level_figures(driven.records, driven.seconds, speculation, options.slo, options.price_per_hour),
         }
         self.rows.append(row)
@@ -182,8 +182,24 @@ class _LoadTest:
             same[server, level] = sum(baseline[one] == answers[one] for one in both), len(both)
         return same
 
+    def _lengths(self, arrivals: Sequence[Arrival]) -> list[int]:
+        """The most new tokens of each answer."""
+        turns = [(arrival.prompt, turn) for arrival in arrivals for turn in range(len(arrival.prompt.turns))]
+        return [prompt.max_tokens(turn, self.options.max_tokens) for prompt, turn in turns]
+
     def _notes(self) -> list[str]:
         notes, answered = [], [row for row in self.rows if row["completed"]]
+        arrivals = [arrival for level in self.levels.values() for arrival in level]
+        if any(arrival.prompt.lengths for arrival in arrivals):
+            lengths = self._lengths(arrivals)
+            notes.append(
+                f"Requests ask for the lengths in the workload's rows ({min(lengths)} to {max(lengths)} tokens), where "
+                "there is none for --max-tokens. Answers may end earlier; --ignore-eos makes them as long."
+            )
+        if unused := sorted({name for arrival in arrivals for name in arrival.prompt.unused}):
+            notes.append(
+                f"The rows' {', '.join(unused)} isn't sent: sampling is the same for all requests (--temperature)."
+            )
         planned = len(self.levels) * self.options.repeats * len(self.specs)
         if len(self.rows) < planned:
             notes.append(f"Ended early: {len(self.rows)} of {planned} blocks were measured.")

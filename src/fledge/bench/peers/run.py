@@ -30,7 +30,7 @@ from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.peers.catalogue import PEERS, Peer
 from fledge.bench.peers.waker import each
 from fledge.bench.statistics import interleaved
-from fledge.bench.workloads import find_workload
+from fledge.bench.workloads import find_workload, warn_of_lengths
 from fledge.data.options import Progress, silent
 from fledge.target import Target
 
@@ -286,7 +286,9 @@ def _wait_until_loaded(workers: dict[str, Worker]) -> list[str]:
 
 def _prompts(target: Target, options: PeerOptions) -> list[dict[str, Any]]:
     """Token ids for engines that accept them, and the same as text for the others."""
-    every = find_workload(options.workload).limited(options.prompts).token_ids(target)
+    workload = find_workload(options.workload).limited(options.prompts)
+    warn_of_lengths(workload, options.max_tokens)
+    every = workload.token_ids(target)
     return [{"ids": ids, "text": target.tokenizer.decode(ids)} for ids in every]
 
 

@@ -55,8 +55,11 @@ def served_view(load: LoadResult | None) -> ServedView | None:
     styles = dict(zip(load.servers, _STYLES * len(load.servers), strict=False))
     models = ", ".join(dict.fromkeys(load.models.values()))
     options = load.options
+    longest = max(
+        (row["max_tokens"] for row in load.rows if "max_tokens" in row), default=options.get("max_tokens")
+    )
     intro = (
-        f"{models} over HTTP, workload {load.workload}, up to {options.get('max_tokens')} new tokens, "
+        f"{models} over HTTP, workload {load.workload}, up to {longest} new tokens, "
         f"{plural(int(options.get('repeats', 0)), 'repeat')} of each level in alternation."
     )
     return ServedView(

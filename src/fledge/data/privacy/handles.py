@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
-from fledge.data.privacy.word_lists import read_words
+from fledge.data.privacy.lexicon import lexicon
+from fledge.data.privacy.word_lists import read_patterns, read_words
+
+_P = read_patterns("handle_words")
 
 _SITES = r"insta(?:gram)?|twitter|telegram|snap(?:chat)?|discord|github|tik ?tok|skype|steam|reddit|twitch|mastodon|bluesky|signal|psn|gamertag"
 _NAMED = (
@@ -20,6 +23,21 @@ _NAMED = (
 )
 _LABELLED = re.compile(
     rf"(?<![a-z0-9_])(?:{_NAMED}|{_SITES})[\"']?\]?(?:\s?[:=]|\s(?:is|ist|est|es|é|handle|name)|(?=\s@))\s?[\"']?(?P<value>@?[a-z][a-z0-9._-]{{2,29}}(?:#\d{{4}})?)(?![\w@(\[/]|\.\w)"
+)
+# Without a digit or a mark, after these words alone: "my username is sparklefish", "user name wparker is locked".
+_STRONG = re.compile(
+    rf"(?<![a-z0-9_.$-])(?:{_P['user names']})(?:\s(?:{_P['of']})\s(?:\w+\s)?\w+(?=\s?:|\s(?:{_P['links']})\s))?(?P<link>[\"']?\s?(?::|->|→)|[\"']?\s(?:{_P['links']}))?\s[\"'«„“`]?"
+    rf"(?P<value>[a-z][a-z0-9._-]{{3,29}})(?![\w@(\[/=*%$-]|[.:]\w)(?P<after>(?=[\"'»“”`]?\s?(?:$|[,;.!?)]|\n|(?:{_P['after']})(?![^\W_]))))?"
+)
+_USER = re.compile(
+    rf"(?<![a-z0-9_.$-])(?:{_P['users']})\s[\"'«]?(?P<value>[a-z][a-z0-9]*[._][a-z0-9._]{{2,25}})(?![\w@(\[/=-]|\.\w)"
+)
+_ADJECTIVE = re.compile(
+    r"\w+(?:able|ible|ed|ing|ive|ic|al|less|(?<!f)ish|bar|iert|lich|(?<!f)isch|[aie]d[oa]s?|[ai]nte|ée?s?|tion|ity)"
+)
+_PLACEHOLDER = re.compile(
+    r".*(?:user|name|test|admin|demo|example|login|foobar|handle).*|(?:var)?char.*|string.*|(?:null|int|bool|root|guest)\w*"
+    r"|(?:local)?host(?:name)?|\w*(?:field|text)"
 )
 _HANDLE = re.compile(r"(?<![\w@./])(?:@(?=[a-z._]*[\d_])[a-z][\w.]{2,29}|[a-z][\w.]{2,29}#\d{4})(?![\w@(/])")
 _SOCIAL = re.compile(
@@ -31,6 +49,8 @@ _PROFILE = re.compile(
     re.IGNORECASE,
 )
 _NOBODY = read_words("no_handles")
+_DOMAINS = read_words("top_level_domains")
+_EVERYDAY = 4.5  # Zipf frequency from which a word isn't a name
 _NUMBER = r"[-+−]?\d{1,3}\.\d{3,}"
 _PAIR = re.compile(rf"(?<![\w.])(?P<lat>{_NUMBER})°? ?[NS]?[,;/ ]\s?(?P<lon>{_NUMBER})°? ?[EWO]?(?![\w.]\d)")
 _DEGREES = re.compile(
@@ -52,6 +72,10 @@ def find_handles(clues: Clues) -> Iterator[Finding]:
             and not re.fullmatch(r"[a-z_]+_(?:id|name|user|field|input)|v?[\d.]+", value)
         ):
             yield Finding(*match.span("value"), e.USERNAME, 0.7)
+    for regex in (_STRONG, _USER):
+        for match in regex.finditer(clues.lower):
+            if _is_user_name(clues.text[slice(*match.span("value"))], match):
+                yield Finding(*match.span("value"), e.USERNAME, 0.65)
     if ("@" in clues.text or "#" in clues.text) and _SOCIAL.search(clues.lower):
         for match in _HANDLE.finditer(clues.lower):
             yield Finding(match.start(), match.end(), e.USERNAME, 0.65)
@@ -59,6 +83,35 @@ def find_handles(clues: Clues) -> Iterator[Finding]:
         for match in _PROFILE.finditer(clues.text):
             if match["user"].lower() not in _NOBODY:
                 yield Finding(match.start(), match.end(), e.USERNAME, 0.85)
+
+
+def _is_user_name(value: str, match: re.Match[str]) -> bool:
+    """Whether a word after "user name" is one: no word of the language, or with somebody's name in it."""
+    words, lower = lexicon(), value.lower()
+    parts = re.findall(r"[A-Z]?[a-zß-ÿ]{3,}", value)
+    named = any(_is_name(part.lower()) for part in parts)
+    if lower in _NOBODY or lower.rpartition(".")[2] in _DOMAINS or _PLACEHOLDER.fullmatch(lower):
+        return False
+    is_mixed = value.isalnum() and any(part.lower() not in words.common for part in parts if len(part) > 4)
+    if (
+        not value.isalpha() or value[1:] != lower[1:]
+    ):  # tina.meier, JohnnyB, tnguyen44; not "user.id", "TextField"
+        return named or (is_mixed and not value.isalpha())
+    link = match.groupdict().get("link")
+    return (
+        (link is not None or match["after"] is not None)
+        and lower not in words.common
+        and not _ADJECTIVE.fullmatch(lower)
+    )
+
+
+def _is_name(word: str) -> bool:
+    words = lexicon()
+    return (
+        words.is_any_name(word)
+        and not words.is_ambiguous_name(word)
+        and words.common.get(word, 0.0) < _EVERYDAY
+    )
 
 
 def find_coordinates(clues: Clues) -> Iterator[Finding]:

@@ -14,9 +14,7 @@ from fledge.data.privacy.word_lists import read_lines, read_sections
 
 OTHER = "OTHER"  # not personal: orders, invoices, versions, books
 NUMBER = "NUMBER"  # "the number is": of whatever was mentioned last, a document or a telephone
-_NO = (
-    r"(?:[\s_-]?(?:numbers?|num\b\.?|nbr\b\.?|no\b\.?|nr\b\.?|n\.?[º°o]\b?\.?|n[º°]|nummern?|numero|id\b|#))?"
-)
+_NO = r"(?:[\s_-]?(?:numbers?|num\b\.?|nbr\b\.?|no\b\.?|nr\b\.?|n\.?[º°o]\b?\.?|n[º°]|nummern?|numero|id\b(?!-\w)|#))?"
 
 
 class Label(NamedTuple):

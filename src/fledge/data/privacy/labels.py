@@ -30,6 +30,12 @@ _BIC = re.compile(
     r"(?i:\b(?:swift|bic))(?i:[ /]bic)?(?i: code)?[: ]{1,3}(?P<value>[A-Z]{6}[A-Z0-9]{2}(?:[A-Z0-9]{3})?)(?!\w)"
 )  # needs no digit
 _LISTS, _P = read_sections("number_words"), read_patterns("number_words")
+# "plate 788 BBS": groups of capitals and digits, at least two digits and a letter; not "placa RTX 4090".
+_PLATE = re.compile(
+    rf"(?<![^\W_])(?i:{_P['plates']})(?:\s?[:=#,(«\"'-]|\s(?i:{_P['plate links']}))*\s?[\"'«(]?"
+    r"(?P<value>(?!(?:[RG]TX?|[RH]X|[AH]GP|USB|DDR|SSD|PCI|ATX)\b)(?=(?:[A-Z -]*\d){2})(?=[\d -]*[A-ZÄÖÜ])"
+    r"[A-ZÄÖÜ\d]{1,8}(?:[ ·.-]{1,2}[A-ZÄÖÜ\d]{1,4}){0,3})(?![\w]|[.,-]\d)"
+)
 _BROKEN = re.compile(
     r"(?<!\.)(?<![^\w]\w)(?<!nr)"
     + "".join(rf"(?<!\b{word})" for word in _LISTS["abbreviations"])
@@ -75,6 +81,9 @@ def find_labelled(clues: Clues) -> Iterator[Finding]:
                 yield Finding(start, end, label.entity, 0.92)
     for match in _BIC.finditer(clues.text):
         yield Finding(*match.span("value"), e.BANK_ROUTING, 0.8)
+    for match in _PLATE.finditer(clues.text) if clues.digits else ():
+        if 4 <= sum(map(str.isalnum, match["value"])) <= 9:
+            yield Finding(*match.span("value"), e.VEHICLE_ID, 0.93)
 
 
 def fits(label: Label, value: str) -> bool:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from fledge.data.privacy import entities
 
 # Raise when the rules change what is found, so that old outputs aren't mixed with new ones.
-RULES_VERSION = 14
+RULES_VERSION = 15
 
 Policy = Literal["drop", "redact", "surrogate"]
 EntityName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]

@@ -40,12 +40,14 @@ _BESIDE = (  # "default password (Xy12-345)", "user anna, Xy12-3", "ann@acme.org
         rf"(?<![^\W_])(?:{_P['user']})\s?[:=]?\s?[\w.@+-]{{2,40}}(?:\s?[,;/|]\s?|\s(?:{_P['and']})\s){_VALUE}"
     ),
     re.compile(rf"@[\w.-]+\.\w{{2,24}} ?[/|] ?{_VALUE}"),
+    re.compile(rf"(?<![^\W_])(?:{_P['codes']})(?::|\s(?:{_P['are']}))?\s{_VALUE}"),
     re.compile(rf"(?<!\S){_VALUE}[\"']? (?:as|als|comme|como) (?:\w{{1,7}} ){{0,2}}(?:{_ANY})(?!\w)"),
 )
 _TECHNICAL = re.compile(
     r"(?:sha|md|base|utf|aes|rsa|oauth|http|ipv|win|v|php|mysql|sql|py|wpa)\W?\d\w*|\d+\W?\w+|\w+\d\.\w+",
     re.IGNORECASE,
 )
+_MARKS = re.compile(r"[*!#$&?^~]")  # which addresses don't have
 _ON_COMMAND_LINE = re.compile(
     r"(?<![\w-])(?:(?:curl|wget|https?)\s[^\n]{0,120}?(?:-u|--user)[ =][\"']?[\w.@\\-]{1,64}:"
     r"|sshpass -p ?|mysql\w{0,5}\s[^\n|;]{0,80}?-p|--pass(?:word|wd|phrase)?[ =])[\"']?(?P<value>[^\s\"'`<>$|;{}]{4,64})"
@@ -105,7 +107,8 @@ def find_passwords(clues: Clues) -> Iterator[Finding]:
             yield _finding(match, value, 0.85)
     for match in (match for regex in _BESIDE for match in regex.finditer(clues.lower)):
         value = trimmed(clues.text[slice(*match.span("value"))])
-        mixed = any(map(str.isdigit, value)) and not _TECHNICAL.fullmatch(value) and "@" not in value[1:-1]
+        is_address = "@" in value[1:-1] and not _MARKS.search(value)
+        mixed = any(map(str.isdigit, value)) and not _TECHNICAL.fullmatch(value) and not is_address
         if mixed and _odd(value) and is_password(value, False, True):
             yield _finding(match, value, 0.75)
     yield from _in_sentences(clues)

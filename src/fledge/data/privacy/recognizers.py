@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.addresses import find_street_addresses
-from fledge.data.privacy.births import find_births
+from fledge.data.privacy.births import find_births, find_signatures
 from fledge.data.privacy.cjk import find_after_wide_labels
 from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.contact import find_contacts
@@ -38,6 +38,7 @@ _RULES: tuple[tuple[Find, tuple[str, ...]], ...] = (
     (find_after_wide_labels, (*e.IDENTIFIERS, e.PASSWORD)),
     (find_by_country, e.IDENTIFIERS),
     (find_births, (e.DATE_OF_BIRTH,)),
+    (find_signatures, (e.DATE_OF_BIRTH,)),
     (find_contacts, (e.EMAIL_ADDRESS, e.PHONE_NUMBER, e.URL_CREDENTIALS)),
     (find_handles, (e.USERNAME,)),
     (find_coordinates, (e.LOCATION,)),

@@ -45,7 +45,7 @@ def is_reserved(entity: str, value: str) -> bool:
     if is_placeholder(value) or not value.strip():
         return True
     if entity in (e.PERSON, e.LOCATION, e.STREET_ADDRESS, e.ORGANIZATION):
-        return is_fictional(value)
+        return is_fictional(value) or value.startswith("PLACEHOLDER")  # after "user name:"
     compact = re.sub(r"[^0-9a-z]", "", value.lower())
     if entity == e.EMAIL_ADDRESS or entity == e.URL_CREDENTIALS:
         host = re.split(r"@|%40|&[#\w]{1,6};", value)[-1].strip().lower()

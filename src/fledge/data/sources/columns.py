@@ -142,6 +142,11 @@ def get(row: Any, name: str) -> Any:
     return row.get(name) if isinstance(row, Mapping) else None
 
 
+def is_given(value: Any) -> bool:
+    """Whether a cell holds anything."""
+    return bool(value) and value == value  # NaN stands for nothing in exports
+
+
 def value_at(row: Any, path: str) -> Any:
     """The value of a column, or at a path such as `request.body.messages`; text of lists and objects is parsed.
 

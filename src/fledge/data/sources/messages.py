@@ -50,6 +50,16 @@ _ID_KEYS = ("id", "call_id", "tool_call_id", "tool_use_id", "toolUseId", "toolCa
 _PART = re.compile(
     r"""\s*\[\s*\{\s*["']type["']\s*:\s*["'](?:text|image|input_|file|audio|video|document|tool[_-]result)"""
 )
+# A tool's result in the turn of a user, as templates and agents without a role for tools write it.
+_RESULT_TAG = re.compile(
+    r"\s*<(?P<tag>(?:tool|function)s?[_-]?(?:call[_-]?)?(?:response|result|output)s?|observation)\b[^<>]*>"
+    r"(?P<text>.*?)</(?P=tag)>\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+_RESULT_LABEL = re.compile(
+    r"\s*(?:Observation|OBSERVATION|(?:Tool|Function)(?: call)? (?:result|output|response)|EXECUTION RESULT of \[\w+\]"
+    r"|\[\w+ for '[^\n]*'\] Result)\s*:"
+)
 _REPR = re.compile(r"""\s*[\[({]+\s*'""")  # how Python writes a list or an object
 _LARGEST_REPR = 2**20
 _JSON = json.JSONDecoder(parse_constant=lambda name: None)
@@ -275,7 +285,14 @@ def _add_turn(
         text = ""
     if text is None:
         return "no_text" if not thread.turns else "media"  # an image, a sound, a file
+    returned, text = _returned(text)
+    if not returned and thread.turns and (label := _RESULT_LABEL.match(text)):
+        returned, text = [text[label.end() :]], ""
+    for result in returned:
+        _add_result(thread, "", result.strip())
     if not text.strip():
+        if returned:
+            return None
         return "no_user_turn" if not thread.turns else "empty_turn"
     thread.turns.append(text.strip())
     thread.results.append([])
@@ -300,11 +317,24 @@ def _add_results(
             text = json.dumps(returned, ensure_ascii=False)  # the tool's own object
         name = result.get("name") or result.get("toolName")
         name = name or next((calls[number] for number in _ids(result) if number in calls), "")
-        if thread.results:
-            thread.results[-1].append(ToolResult(str(name), text))
-        else:
-            thread.losses.append("opening")
+        _add_result(thread, str(name), text)
     return None
+
+
+def _add_result(thread: Thread, name: str, text: str) -> None:
+    if thread.results:
+        thread.results[-1].append(ToolResult(name, text))
+    else:
+        thread.losses.append("opening")
+
+
+def _returned(text: str) -> tuple[list[str], str]:
+    """The tools' results at the beginning of a text, and what follows them."""
+    results = []
+    while (result := _RESULT_TAG.match(text)) is not None:
+        results.append(result["text"])
+        text = text[result.end() :]
+    return results, text
 
 
 def _result_in(part: Any) -> Mapping[str, Any] | None:

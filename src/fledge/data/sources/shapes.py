@@ -25,6 +25,7 @@ from fledge.data.sources.columns import (
     columns_beside,
     first_text,
     get,
+    is_given,
     passage,
     setting,
     system_in,
@@ -32,13 +33,13 @@ from fledge.data.sources.columns import (
     tools_in,
     value_at,
 )
+from fledge.data.sources.exports import read_export
 from fledge.data.sources.messages import (
     MEDIA,
     OTHER_HALVES,
     USER_HALVES,
     Thread,
     ToolResult,
-    content_of,
     has_role,
     is_list,
     is_texts,
@@ -47,6 +48,7 @@ from fledge.data.sources.messages import (
     read_thread,
     role_of,
 )
+from fledge.data.sources.threads import NOW, after_history, by_user, is_history, spoken_thread, tree_thread
 from fledge.data.sources.transcripts import read_transcript
 
 _LISTS = (
@@ -77,7 +79,6 @@ _PASSAGES = ("input", "context", "contexts", "passage", "passages", "document", 
              "retrieved_contexts", "search_results", "story", "support")  # fmt: skip
 _CHOICES = ("choices", "options", "answer_choices")
 _LETTERS = "ABCDEFGHIJ"
-_HISTORIES = ("history", "chat_history", "dialog_history", "conversation_history", "previous_turns")
 _PARENTS = ("parent_id", "parent", "parent_message_id", "reply_to", "previous_response_id")
 _INDEXES = ("turn", "turn_id", "turn_index", "turn_number", "message_index", "position", "seq")
 _THREADS = ("conversation_id", "conversationId", "thread_id", "threadId", "session_id", "sessionId", "chat_id",
@@ -108,10 +109,15 @@ def detect_shape(rows: Iterable[Any], field: str = "") -> str | None:
 def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
     """The user's turns of a row, or why there are none: `shape`, `no_user_turn`, `no_text`, `answer`, ..."""
     row = parsed(row)
+    if not field and (export := read_export(row)) is not None:
+        if isinstance(export, str):
+            return export
+        found = _from_thread(read_thread(export.messages), {"system": export.system})
+        return found if isinstance(found, str) else found._replace(losses=(*found.losses, *export.losses))
     if shape == "request":
         return _from_request(row, field)
     if isinstance(row, str):
-        return _from_thread(_spoken(row, is_prompt=False), {})
+        return _from_thread(spoken_thread(row, is_prompt=False), {})
     columns = columns_beside(row, field)
     if shape in ("sharegpt", "messages"):
         name = field or _list_name(row)
@@ -120,7 +126,7 @@ def user_turns(row: Any, shape: str, field: str = "") -> UserTurns | str:
         texts = row if is_list(row) else value_at(row, field or _TURNS[shape])
         if not is_list(texts):
             return "shape"
-        return _from_thread(_by_user(texts if shape == "turns" else texts[::2]), columns)
+        return _from_thread(by_user(texts if shape == "turns" else texts[::2]), columns)
     return _from_columns(row, columns, field or ("instruction" if shape == "alpaca" else ""))
 
 
@@ -140,7 +146,7 @@ def _list_name(row: Any) -> str:
     spoken = [name for name in lists if _list_shape(value_at(row, name))]
     if spoken or lists or not isinstance(row, Mapping):
         return (spoken or lists or [""])[0]
-    others = (n for n in row if n not in (*_ANSWERS, *_HISTORIES) and is_list(value_at(row, n)))
+    others = (n for n in row if n not in _ANSWERS and not is_history(n) and is_list(value_at(row, n)))
     return next((name for name in others if _has_user(value_at(row, name))), "")
 
 
@@ -149,9 +155,10 @@ def _text_name(row: Any) -> str:
     if not isinstance(row, Mapping):
         return ""
     halves = USER_HALVES if any(name in row for name in OTHER_HALVES) else ()
-    names = [*_TEXTS[:6], *halves, *_TEXTS[6:]]
+    names = [*_TEXTS[:6], *halves, *_TEXTS[6:], *(NOW if any(map(is_history, row)) else ())]
     texts = [name for name in names if isinstance(row.get(name), str) and row[name].strip()]
-    return next(iter(texts), "prompt" if isinstance(row.get("prompt"), Mapping) else "")
+    messages = [name for name in NOW if name in names and has_role(row.get(name))]
+    return next(iter([*texts, *messages]), "prompt" if isinstance(row.get("prompt"), Mapping) else "")
 
 
 def _has_user(messages: Any) -> bool:
@@ -174,6 +181,8 @@ def _shape_of(row: Any, field: str) -> str | None:
         return _list_shape(row) or ("turns" if is_texts(row) else None)
     if not isinstance(row, Mapping):
         return None
+    if read_export(row) is not None:
+        return "messages"
     listed = _list_name(row)
     if listed in _LISTS and (shape := _list_shape(value_at(row, listed))):
         return shape
@@ -205,7 +214,7 @@ def _from_thread(thread: Thread | str, columns: Mapping[str, Any]) -> UserTurns 
     """The user's side of a list of messages; `columns` stand beside it."""
     if isinstance(thread, str):
         return thread
-    if _is_given(columns.get("previous_response_id")):
+    if is_given(columns.get("previous_response_id")):
         return "later_turn"
     turns, losses = list(thread.turns), list(thread.losses)
     if any(value_at(columns, name) for name in MEDIA):
@@ -237,22 +246,10 @@ def _from_thread(thread: Thread | str, columns: Mapping[str, Any]) -> UserTurns 
 
 def _from_messages(messages: Any, columns: Mapping[str, Any]) -> UserTurns | str:
     """The user's side of a list of messages; passages beside it are for the template, or for code that isn't here."""
-    found = _from_thread(read_thread(messages), columns)
+    found = _from_thread(after_history(read_thread(messages), columns), columns)
     if isinstance(found, str) or not any(passage(value_at(columns, n)) for n in _PASSAGES if n != "input"):
         return found
     return found._replace(losses=(*found.losses, "documents"))
-
-
-def _by_user(texts: Sequence[Any]) -> Thread | str:
-    return read_thread([{"role": "user", "content": text} for text in texts])
-
-
-def _spoken(text: str, *, is_prompt: bool) -> Thread | str:
-    """A prompt, or the users' side of a rendered conversation."""
-    messages = read_transcript(text, is_prompt=is_prompt)
-    if isinstance(messages, str):
-        return messages
-    return _by_user([text]) if messages is None else read_thread(messages)
 
 
 def _from_columns(row: Any, columns: Mapping[str, Any], field: str) -> UserTurns | str:
@@ -260,7 +257,7 @@ def _from_columns(row: Any, columns: Mapping[str, Any], field: str) -> UserTurns
     if _is_message(row):
         if role_of(row) != "user":
             return "answer" if role_of(row) == "assistant" else "no_user_turn"
-        if any(_is_given(get(row, name)) for name in _PARENTS) or _index(row) > 1:
+        if any(is_given(get(row, name)) for name in _PARENTS) or _index(row) > 1:
             return "later_turn"  # what was said before it stands in other rows
         field = field or next(name for name in _SPOKEN if isinstance(row.get(name), str))
     name = field or _text_name(row)
@@ -269,7 +266,7 @@ def _from_columns(row: Any, columns: Mapping[str, Any], field: str) -> UserTurns
     if is_texts(text) and len(text) == 1:
         text = text[0]
     if isinstance(inner, Mapping) and has_role(inner):
-        return _from_tree(inner, columns)
+        return _from_thread(after_history(tree_thread(inner), row), columns)
     if is_list(inner) and _list_shape(inner):
         return _from_messages(inner, columns)
     if isinstance(inner, Mapping) and _list_name(inner):
@@ -286,31 +283,12 @@ def _from_columns(row: Any, columns: Mapping[str, Any], field: str) -> UserTurns
     choices = next((c for n in _CHOICES if (c := choices_of(value_at(row, n)))), "")
     if not choices and isinstance(get(row, "A"), str) and isinstance(get(row, "B"), str):
         choices = choices_of({letter: row[letter] for letter in _LETTERS if letter in row})
-    thread = _spoken(text, is_prompt=name not in _WHOLE and bool(name))
+    thread = spoken_thread(text, is_prompt=name not in _WHOLE and bool(name))
     if isinstance(thread, str):
         return thread
     given = dict.fromkeys([thread.turns[-1], *passages, choices])
     thread.turns[-1] = "\n\n".join(filter(None, given))
-    history = next((h for n in _HISTORIES if (h := value_at(row, n))), None)
-    if history is not None:
-        earlier = _spoken(history, is_prompt=False) if isinstance(history, str) else read_thread(history)
-        if isinstance(earlier, str) or earlier.ended:
-            return "history"
-        for part in ("turns", "results", "systems", "losses"):
-            getattr(earlier, part).extend(getattr(thread, part))
-        thread = earlier
-    return _from_thread(thread, columns)
-
-
-def _from_tree(node: Mapping[str, Any], columns: Mapping[str, Any]) -> UserTurns | str:
-    """The first branch of a tree of messages: {"text": ..., "role": "prompter", "replies": [...]}."""
-    messages: list[dict[str, Any]] = []
-    branch: Any = node
-    while isinstance(branch, Mapping):
-        messages.append({"role": role_of(branch) or "", "content": content_of(branch)})
-        replies = branch.get("replies") or branch.get("children")
-        branch = replies[0] if is_list(replies) and len(replies) else None
-    return _from_thread(read_thread(messages), columns)
+    return _from_thread(after_history(thread, row), columns)
 
 
 def _from_request(row: Any, field: str) -> UserTurns | str:
@@ -319,14 +297,19 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
         listed = next((v for n in _REQUEST_LISTS if is_list(v := value_at(body, n)) and len(v)), None)
         text = next((v for n in ("prompt", "input") if isinstance(v := get(body, n), str)), None)
         native = next(
-            (n for n, beside in _NATIVE.items() if beside in body and isinstance(body.get(n), str)), ""
+            (
+                n
+                for n, beside in _NATIVE.items()
+                if isinstance(body.get(n), str) and (beside in body or any(map(is_history, body)))
+            ),
+            "",
         )
         if is_list(listed) and _list_shape(listed):
             return _from_messages(listed, columns)
         if is_texts(listed) and len(listed) == 1:  # a batch of one
             text = listed[0]
         if text is not None:
-            return _from_thread(_spoken(text, is_prompt=True), columns)
+            return _from_thread(spoken_thread(text, is_prompt=True), columns)
         if native:
             return _from_columns(body, columns, native)
         if get(body, "prompt") is not None or listed is not None:
@@ -362,10 +345,6 @@ def _is_message(row: Any) -> bool:
     if not isinstance(row, Mapping) or role_of({k: v for k, v in row.items() if k != "type"}) is None:
         return False
     return any(isinstance(row.get(name), str) for name in _SPOKEN)
-
-
-def _is_given(value: Any) -> bool:
-    return bool(value) and value == value  # NaN stands for nothing in exports
 
 
 def _index(row: Mapping[str, Any]) -> int:

@@ -15,38 +15,9 @@ import re
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from fledge.data.sources.markup import ENDS, MARK, has_unknown_marks, marked_role
 from fledge.data.sources.messages import Role
 
-_MARKUP: tuple[tuple[str, Role], ...] = (
-    (r"<<SYS>>|\[SYSTEM_PROMPT\]", "system"),
-    (r"\[/INST\]", "assistant"),
-    (r"\[INST\]|<</SYS>>", "user"),
-    (r"\[/?(?:AVAILABLE_TOOLS|TOOL_RESULTS)\]", "tool"),
-    (r"<reserved_10[26]>|<用户>", "user"),
-    (r"<reserved_10[37]>|(?-i:<AI>)", "assistant"),
-)
-# <|im_start|>user, <|start_header_id|>user<|end_header_id|>, <start_of_turn>user, <|user|>, <|start|>user<|message|>,
-# [|user|], <extra_id_1>User, <|im_user|>user<|im_middle|>
-_NAMED = (
-    r"<\|(?:im_start|start|start_header_id|header_start|role_start)\|>\s*(?P<a>\w+)[^<\n]*"
-    r"(?:<\|(?:channel)\|>\w+)?(?:<\|(?:end_header_id|header_end|message|role_end|im_sep)\|>)?"
-    r"|<start_of_turn>\s*(?P<b>\w+)"
-    r"|<[|｜](?P<c>user|assistant|system|human|bot|prompter|prompt|answer|tool|observation|USER_TOKEN|CHATBOT_TOKEN|SYSTEM_TOKEN)[|｜]>"
-    r"|<(?P<d>human|bot|user|assistant)>:"
-    r"|\[\|(?P<e>system|user|human|assistant|ai|tool)\|\]|<extra_id_\d>(?P<f>System|User|Assistant|Tool)\b"
-    r"|<\|im_(?P<g>system|user|assistant|tool)\|>[^<\n]*<\|im_middle\|>|<\|turn>(?P<h>\w+)"
-)
-_MARK = re.compile(
-    "|".join(f"(?P<m{n}>{mark})" for n, (mark, _) in enumerate(_MARKUP)) + "|" + _NAMED, re.IGNORECASE
-)
-# What ends a turn, or begins a text; BOS and EOS of many tokenizers.
-_ENDS = re.compile(
-    r"</?s>|<[|｜](?:im_end|end|eot_id|eot|eom_id|return|endoftext|end_of_text|begin_of_text|startoftext|end_of_turn|start|"
-    r"begin▁of▁sentence|end▁of▁sentence|end_of_sentence|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN)[|｜]>"
-    r"|<end_of_turn>|</?bos>|</?eos>|\[/SYSTEM_PROMPT\]|<BOS_TOKEN>|\[\|endofturn\|\]|<turn\|>"
-    r"|\[gMASK\]|<sop>|\[Round \d+\]",
-    re.IGNORECASE,
-)
 _USER_NAMES = (
     "Human|User|Question|Q|Instruction|Instruct|Prompter|Prompt|Problem|Query|Task|Customer|Client|Student|Patient|Me"
     "|Frage|Benutzer|Nutzer|Utilisateur|Usuario|Usuário|Pregunta|Pergunta|Domanda|Utente|Vraag|Pytanie|Soru"
@@ -58,38 +29,57 @@ _OTHER_NAMES = (
     "|Jawaban|Asisten|Ответ|Ассистент|助手|回答|答|回复|応答|アシスタント|답변|응답|어시스턴트|जवाब|उत्तर|إجابة|جواب"
 )
 _OTHERS = frozenset(_OTHER_NAMES.lower().split("|"))
-_NAMES = rf"{_USER_NAMES}|{_OTHER_NAMES}|System|Input|Context"
+_NAMES = rf"{_USER_NAMES}|{_OTHER_NAMES}|System|系统|Input|Context"
 _NAME = rf"(?P<name>{_NAMES}|{_NAMES.upper()}|{_NAMES.lower()})"
 # User: one, **User:** one, [10:31] User: one, 1. User: one, Q1: one, ### Instruction: one
 _SPEAKER = re.compile(
-    rf"(?:(?:^|(?<=\n))[ \t>]*(?:\[[\d:. /-]+\]\s*|\d+[.)]\s+)?(?P<hash>\#{{2,4}}[ ]?)?|(?P<inline>\#\#\#[ ]?))"
+    rf"(?:(?:^|(?<=\n))[ \t>\U0001f300-\U0001faff\ufe0f]*(?:\[[\d:. /-]+\]\s*|\d+[.)]\s+)?(?P<hash>\#{{2,4}}[ ]?)?"
+    r"|(?P<inline>\#\#\#[ ]?))"
     rf"(?:\*\*|\[)?{_NAME}(?:[ ]?\d{{1,3}})?(?:\*\*|\])?[ ]?[:：](?:\*\*)?"
 )
-# Alone on a line, as headings are: ## User, **User**; [User] and <user> before their words; user, as decoders leave it.
+# Alone on a line, as headings are: ## User, **User**, --- user ---; [User] and <user> before their words; user, as
+# decoders leave it.
 _HEADING = re.compile(
     rf"(?:^|(?<=[\n>]))[ \t]*(?:(?P<hash>\#{{1,4}}[ ]|\*\*){_NAME}(?:\*\*)?[ \t]*(?=\n)"
     r"|(?P<bracket>[\[<])(?P<tagged>User|Human|Assistant|AI|Bot|System)[\]>](?!\()"
+    r"|[-=~_*+|]{2,8}[ ]?(?P<ruled>User|Human|Assistant|AI|Bot|Model|System)[ ]?[-=~_*+|]{0,8}[ \t]*(?=\n)"
     r"|(?P<bare>user|assistant|system|model)[ \t]*(?=\n))|(?<=\S)(?P<glued>user|assistant)\n\n",
     re.IGNORECASE,
 )
 _LINES = re.compile(r"[\n<\[]")  # without these there are none
 _TAG_ENDS = re.compile(r"</(?:user|human|assistant|ai|bot|system)>\s*", re.IGNORECASE)
-# Anybody at the beginning of a line, who takes turns with a user.
-_ANYBODY = re.compile(r"(?:^|(?<=\n))(?P<name>[^\W\d][\w'-]{0,20}(?: [\w'-]{1,20})?) ?[:：]")
+# A token before a speaker, as [Round 1] or <sep>; tags of HTML are no tokens.
+_TOKEN = re.compile(
+    r"(?P<token><(?!/?(?:[abiup]|b?q|h\d|br|em|li|t[dhr]|div|font|span|strong)>)[^<>\s]{1,30}>|\[[^\[\]\n]{1,30}\])\s*"
+    r"(?=(?:\#{2,4} ?)?(?:system|user|human|assistant|ai|bot|用户|助手|系统) ?[:：](?!</))",
+    re.IGNORECASE,
+)
+# Anybody at the beginning of a line, who takes turns with a user: Falcon: **Falcon:** (Falcon) <Falcon> # Falcon
+_ANYBODY = re.compile(
+    r"(?:^|(?<=\n))(?P<left>(?:[^\w\s]{1,4} ?)?)(?P<name>[^\W\d][\w'.-]{0,20}(?: (?!said)[\w'.-]{1,20})?)"
+    r"(?P<right>(?: said)?(?:\*\*|[\])>])? ?[:：](?:\*\*)?(?!//)|[\])>](?=\s)|(?<=[\w*])(?:\*\*)?[ \t]*(?=\n))"
+)
+_FIRST_WORDS = 3  # of a question with one answer, at least, where it could be a field: "User: alice"
 _VICUNA = re.compile(
-    r"(?:^|\s|(?<=>))(?P<name>(?:GPT4 Correct )?(?:USER|ASSISTANT|User|Assistant)):(?= |$|\n)"
+    r"(?:^|\s|(?<=>))(?P<name>(?:(?:GPT4|Code|Math)(?: Correct)? )?"
+    r"(?:User|Assistant|Human|USER|ASSISTANT|GPT|HUMAN|AI|SYSTEM)):(?!:)(?:(?=\s|$)|(?<=USER:)|(?<=ASSISTANT:))"
 )
 # A list of messages as text: what could be parsed isn't read as a transcript.
 _LISTED = re.compile(
     r"""\s*(?:\{\s*["'](?:messages|conversations|role)["']|\[\s*\{\s*["'](?:role|from|content|value)["'])\s*:"""
 )
+_TAGGED = re.compile(
+    r"\s*<(question|query|prompt|instruction)>(?:(?!</?\1>).)+</\1>\s*<(?:answer|response|completion)>",
+    re.DOTALL,
+)
 _CHOICE = re.compile(r"^\s*B\s*[:：]", re.MULTILINE)  # then `A:` is a choice, too
+_USERS = ("user", "human")
 _TALKERS = ("assistant", "ai", "bot", "chatbot", "gpt", "chatgpt", "model")  # who may speak first
 _FORMS = ("output", "completion", "reply", "agent", "tutor", "doctor")  # whose words may be part of a prompt
 _BLANK = re.compile(r"\n[ \t]*\n")
 _ASKS = re.compile(
     r"\?\s*$|^(?:please|write|explain|parse|summari[sz]e|translate|what|how|why|which|convert|extract|find|give|can|"
-    r"could|is|are|does|do|list|turn|make|rewrite|describe|classify|count|tell)\b",
+    r"could|is|are|does|do|list|continue|complete|finish|proofread|correct|rate|turn|make|rewrite|describe|classify|count|tell)\b",
     re.IGNORECASE,
 )
 
@@ -99,48 +89,31 @@ def read_transcript(text: str, *, is_prompt: bool) -> list[dict[str, Any]] | str
 
     `is_prompt`: the text stands where prompts do, and not where whole conversations do.
     """
-    if _LISTED.match(text):
-        return "transcript"  # a list of messages that was cut or damaged on its way
-    marked = list(_MARK.finditer(text))
+    if _LISTED.match(text) or _TAGGED.match(text):
+        return "transcript"  # a list of messages that was cut or damaged on its way, or a question with its answer
+    marked = list(MARK.finditer(text))
     if marked:
         return _from_markup(text, marked, is_prompt)
+    if has_unknown_marks(text):
+        return "template"
     return _from_speakers(text, is_prompt)
-
-
-def has_markup(text: str) -> bool:
-    """Whether a chat template's marks of turns are in the text."""
-    return any(mark["d"] is None for mark in _MARK.finditer(text))
 
 
 def _from_markup(text: str, marks: list[re.Match[str]], is_prompt: bool) -> list[dict[str, Any]] | str:
     """Every text between two marks belongs to the first of them; before them, there may be a system prompt."""
-    preamble = _ENDS.sub("", text[: marks[0].start()]).strip()
-    if preamble and (is_prompt or _role(marks[0]) != "user"):
+    preamble = ENDS.sub("", text[: marks[0].start()]).strip()
+    if preamble and (is_prompt or marked_role(marks[0]) != "user"):
         return "template"  # a prompt about a template
     spoken: list[tuple[Role | None, str]] = [("system", preamble)]
     for mark, end in zip(marks, [*(mark.start() for mark in marks[1:]), len(text)], strict=True):
-        words = _ENDS.sub("", text[mark.end() : end]).strip()
-        role = _role(mark)
+        words = ENDS.sub("", text[mark.end() : end]).strip()
+        role = marked_role(mark)
         if spoken and spoken[-1][0] == role == "user":  # [INST] <<SYS>> ... <</SYS>> the question
             words = f"{spoken.pop()[1]}\n{words}".strip()
         spoken.append((role, words))
     if any(role is None for role, _ in spoken):
         return "template"
     return _kept(spoken)
-
-
-def _role(mark: re.Match[str]) -> Role | None:
-    for number, (_, role) in enumerate(_MARKUP):
-        if mark[f"m{number}"]:
-            return role
-    name = next(filter(None, map(mark.group, "abcdefgh"))).lower().removesuffix("_token")
-    if name in ("user", "human", "prompter", "prompt"):
-        return "user"
-    if name in ("assistant", "bot", "model", "chatbot", "gpt", "ai", "answer"):
-        return "assistant"
-    if name in ("system", "developer"):
-        return "system"
-    return "tool" if name in ("tool", "observation", "ipython", "environment", "function") else None
 
 
 class _Mark(NamedTuple):
@@ -154,7 +127,9 @@ class _Mark(NamedTuple):
 
 
 def _from_speakers(text: str, is_prompt: bool) -> list[dict[str, Any]] | str | None:
-    body = _ENDS.sub("\n", text)
+    body = ENDS.sub("\n", text)
+    for token in {found["token"] for found in _TOKEN.finditer(body)}:
+        body = body.replace(token, "\n")
     kinds = _labels, _headings, _inline, _anybody
     found = ((kind, kind(body)) for kind in kinds)
     kind, marks = next(((kind, marks) for kind, marks in found if _take_turns(marks, body)), (_labels, []))
@@ -164,8 +139,10 @@ def _from_speakers(text: str, is_prompt: bool) -> list[dict[str, Any]] | str | N
     words = [_TAG_ENDS.sub("", body[m.end : end]).strip() for m, end in zip(marks, ends, strict=True)]
     preamble = body[: marks[0].start].strip()
     heading, last = marks[0].is_heading, marks[-1]
-    if is_prompt and preamble and not heading and marks[0].name not in ("human", "user"):
-        return None  # examples after an instruction: "Answer as shown. Q: ... A: ... Q: ..."
+    if is_prompt and preamble and not heading:
+        is_task = (kind is _anybody or preamble.endswith((":", "："))) and _ASKS.search(preamble)
+        if is_task or marks[0].name not in _USERS:
+            return None  # examples after an instruction: "Answer as shown. Q: ... A: ... Q: ..."
     if is_prompt and last.role == "assistant" and words[-1]:
         rest = words[-1].partition("\n")[2].strip()
         is_form = not any("\n" in one for one in words[:-1]) and not _BLANK.search(body[: last.start].strip())
@@ -205,23 +182,45 @@ def _headings(body: str) -> list[_Mark]:
     found = list(_HEADING.finditer(body)) if _LINES.search(body) else []
     if not found or (found[0]["bare"] and body[: found[0].start()].strip()):
         return []
-    return [_mark(m, m["name"] or m["tagged"] or m["bare"] or m["glued"], True) for m in found]
+    return [_mark(m, m["name"] or m["tagged"] or m["ruled"] or m["bare"] or m["glued"], True) for m in found]
 
 
 def _inline(body: str) -> list[_Mark]:
-    return [_mark(m, m["name"].lower().removeprefix("gpt4 correct ")) for m in _VICUNA.finditer(body)]
+    marks = [_mark(m, m["name"].split()[-1]) for m in _VICUNA.finditer(body)]
+    few = len(marks) == 2 and len(body[marks[0].end : marks[1].start].split()) < _FIRST_WORDS
+    is_sentence = few and body[: marks[0].start].strip()[-1:].isalnum()  # about the names
+    return [] if is_sentence else marks
 
 
 def _anybody(body: str) -> list[_Mark]:
     """Two who take turns at the beginnings of lines, one of whom is known: User and Falcon."""
-    found = list(_ANYBODY.finditer(body)) if body.count("\n") > 1 else []
-    names = list(dict.fromkeys(m["name"].lower() for m in found))
-    certain = [name for name in names if name in _TALKERS or name in ("user", "human")]
-    if len(names) != 2 or len(certain) != 1 or len(found) < 3 or body[: found[0].start()].strip():
+    found = [m for m in _ANYBODY.finditer(body) if m["right"].strip() or m["left"].startswith(("#", "**"))]
+    style = next((_style(m) for m in found if m["name"].lower() in (*_USERS, *_TALKERS)), None)
+    marks = [_mark(m, m["name"]) for m in found if _style(m) == style]
+    names = list(dict.fromkeys(mark.name for mark in marks if mark.role != "system"))
+    pair = names[:2]
+    if len(pair) < 2 or not {*pair} & {*_USERS, *_TALKERS} or pair[0] == "model":
         return []
-    other: Role = "user" if _speaker(certain[0]) == "assistant" else "assistant"
-    marks = [_mark(m, m["name"]) for m in found]
-    return [mark if mark.name == certain[0] else mark._replace(role=other) for mark in marks]
+    if body[: marks[0].start].strip() and pair[0] not in _USERS:
+        return []
+    if pair[0] in _USERS or pair[1] in _TALKERS:
+        roles: dict[str, Role] = {pair[0]: "user", pair[1]: "assistant"}
+    else:
+        roles = {pair[0]: "assistant", pair[1]: "user"}
+    marks = [
+        mark._replace(role=roles.get(mark.name, mark.role))
+        for mark in marks
+        if mark.name in pair or mark.role == "system"
+    ]
+    first, second, *later = [mark for mark in marks if mark.role != "system"]
+    words = body[first.end : second.start].split()
+    if not later and (len(names) > 2 or len(words) < _FIRST_WORDS or first.role != "user"):
+        return []  # fields of a form
+    return marks
+
+
+def _style(match: re.Match[str]) -> tuple[str, str]:
+    return match["left"].strip(), match["right"].strip()
 
 
 def _mark(match: re.Match[str], name: str, is_heading: bool = False) -> _Mark:
@@ -242,7 +241,7 @@ def _speaker(name: str) -> Role:
     name = name.lower()
     if name in _OTHERS or name in _TALKERS:
         return "assistant"
-    return "system" if name == "system" else "tool" if name in ("input", "context") else "user"
+    return "system" if name in ("system", "系统") else "tool" if name in ("input", "context") else "user"
 
 
 def _joined(spoken: list[tuple[Role, str]]) -> list[tuple[Role | None, str]]:
