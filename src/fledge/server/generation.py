@@ -112,6 +112,7 @@ class Server:
                 echo=echo,
                 continues=isinstance(body, CompletionRequest) or bool(body.continue_final_message),
                 with_stop=bool(body.include_stop_str_in_output),
+                prompt_only=body.wanted_tokens == 0,
                 grammar=grammar,
                 reader=self._dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
             )
@@ -213,7 +214,7 @@ class Server:
             self.tokens.check(ids, field)
         with errors.refused():
             return SamplingParams(
-                max_tokens=requested or room,
+                max_tokens=room if requested is None else max(requested, 1),
                 min_tokens=body.min_tokens or 0,
                 temperature=1.0 if body.temperature is None else body.temperature,
                 top_p=1.0 if body.top_p is None else body.top_p,

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from fledge.server.conversation import ChatMessage, NamedTool, Tool
 from fledge.server.strict import Several, StrictBody
 from fledge.server.values import (
+    AnyTokenLimit,
     Biases,
     Finite,
     Seed,
@@ -323,6 +324,9 @@ class CompletionRequest(Generation):
     prompt: str | TokenIds | Annotated[list[str], Several] | Annotated[list[TokenIds], Several]
     add_special_tokens: bool | None = Field(
         None, description="default true: those the tokenizer adds, such as a beginning"
+    )
+    max_tokens: AnyTokenLimit = Field(
+        None, description="default 16, also for -1; 0: the prompt is read, and nothing written"
     )
     logprobs: Annotated[int | None, Whole] = Field(None, ge=0, le=20)
     echo: bool | None = Field(None, description="include the prompt in the text")

@@ -23,7 +23,7 @@ from fledge.server.protocol import ChatRequest
 from fledge.server.render import Json, usage
 from fledge.server.response_store import ResponseStore, StoredResponse
 from fledge.server.strict import ForgivingBody, Several, StrictBody, read
-from fledge.server.values import Finite, UserName, Whole
+from fledge.server.values import Finite, TokenLimit, UserName
 
 _IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of items, by type: how they begin
 _PARTS = {"reasoning": "reasoning_text", "content": "output_text"}  # by kind of text
@@ -50,7 +50,7 @@ class ResponsesRequest(StrictBody):
     previous_response_id: str | None = Field(None, max_length=128)
     store: bool | None = Field(None, description="false: a later request can't go on from this response")
     stream: bool | None = None
-    max_output_tokens: Annotated[int | None, Whole] = None
+    max_output_tokens: TokenLimit = None
     temperature: Finite | None = None
     top_p: Finite | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
