@@ -108,10 +108,12 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
 
 def _add_openai(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions", tags=["OpenAI"])
+    @app.post("/chat/completions", include_in_schema=False)  # for clients whose base URL lacks the /v1
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await server.respond(body, request)
 
     @app.post("/v1/completions", tags=["OpenAI"])
+    @app.post("/completions", include_in_schema=False)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await server.respond(body, request)
 
@@ -121,8 +123,8 @@ def _add_openai(app: FastAPI, server: Server) -> None:
             "object": "model",
             "type": "model",  # Anthropic's name of it, and of the next two
             "display_name": name,
-            "created_at": "1970-01-01T00:00:00Z",
-            "created": 0,
+            "created_at": server.started.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "created": int(server.started.timestamp()),
             "owned_by": "fledge",
             "root": server.target_name,
             "parent": None,
@@ -138,6 +140,7 @@ def _add_openai(app: FastAPI, server: Server) -> None:
         )
 
     @app.get("/v1/models", tags=["OpenAI"])
+    @app.get("/models", include_in_schema=False)
     async def models() -> Json:
         names = server.model_names
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # for Anthropic's clients
@@ -145,11 +148,12 @@ def _add_openai(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"])
     async def model(model: str) -> Json:
-        return card(server.check_model(model))
+        return card(server.known_model(model))
 
 
 def _add_responses(app: FastAPI, server: Server) -> None:
     @app.post("/v1/responses", tags=["OpenAI"])
+    @app.post("/responses", include_in_schema=False)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Text, functions and forms; earlier responses as far as memory goes."""
         client, size = request.state.visit.client, len(await request.body())

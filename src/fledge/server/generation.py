@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import chain
 
 from starlette.requests import Request
@@ -40,6 +41,7 @@ class Server:
         self.model_names = options.model_names or (engine.target.name,)
         self.target_name = options.target or engine.target.name  # clients may load the tokenizer by this name
         self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
+        self.started = datetime.now(UTC)
         self.responses = ResponseStore()
         self.tokens = Tokens(engine.target, engine.max_context)
         self._compiling = asyncio.Semaphore(_COMPILERS)
@@ -78,13 +80,19 @@ class Server:
         ]
 
     def check_model(self, name: str | None) -> str:
-        """The model's name in responses; an ApiError for an unknown model."""
-        if name is not None and name not in self.model_names:
+        """The model's name in responses. Any name is this model's, unless the server is strict: then an ApiError."""
+        if name is None or (name not in self.model_names and not self.options.strict_model_name):
+            return self.model_names[0]
+        return self.known_model(name)
+
+    def known_model(self, name: str) -> str:
+        """The name, if it is one of the model's; else an ApiError."""
+        if name not in self.model_names:
             raise ApiError(
                 404, f"unknown model; this server has {', '.join(self.model_names)}", param="model",
                 code="model_not_found",
             )  # fmt: skip
-        return name or self.model_names[0]
+        return name
 
     def _check_answers(self, requested: int, param: str) -> None:
         limit = min(self.options.max_answers, self.worker.most_answers)  # more could never be queued

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fledge.server.answer_forms import ResponseFormat, StructuredOutputs
 from fledge.server.conversation import ChatMessage, NamedTool, Tool
 from fledge.server.strict import Several, StrictBody
 from fledge.server.values import (
@@ -37,44 +38,6 @@ class StreamOptions(StrictBody):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")
-
-
-class JsonSchema(StrictBody):
-    """`json_schema` of a response_format."""
-
-    name: str | None = Field(None, max_length=512)
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="no effect: every answer follows its schema")
-
-
-class ResponseFormat(StrictBody):
-    """The answer's format, as OpenAI names it."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _schema_where_it_belongs(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema goes with type json_schema and no other")
-        return self
-
-
-class StructuredOutputs(StrictBody):
-    """The answer's format, as vLLM names it; one of these."""
-
-    json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
-    json_object: Literal[True] | None = None
-    regex: str | None = Field(None, max_length=65536)
-    choice: Annotated[list[StopText], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
-    grammar: str | None = Field(None, max_length=65536, description="in Lark's syntax")
-
-    @model_validator(mode="after")
-    def _one(self) -> StructuredOutputs:
-        if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError("give one of json, json_object, regex, choice and grammar")
-        return self
 
 
 class Sampling(StrictBody):
