@@ -8,7 +8,7 @@ Keywords that do restrict values and that llguidance doesn't know stay, so that 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 # Formats that llguidance holds answers to; any other is an annotation (JSON Schema, draft 2020-12, validation, 7.2.1).
@@ -37,6 +37,7 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "minContains": (0,),
 }
+_NULL_MEANS = ("const", "default", "example")  # of which null is a value
 # Where keywords hold further schemas: one, a list of them, or several by name.
 _ONE = (
     "additionalItems",
@@ -63,6 +64,17 @@ def prepared(schema: Any) -> Any:
     return {**plain, "x-guidance": {"coerce_one_of": True, **(plain.get("x-guidance") or {})}}
 
 
+def without_nulls(schema: Any) -> Any:
+    """`schema` without keywords whose value is null, which some clients write for those they leave out."""
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: _mapped(without_nulls, key, value)
+        for key, value in schema.items()
+        if value is not None or key in _NULL_MEANS
+    }
+
+
 def prepared_text(text: str) -> str:
     """The same for a schema's text. Raises ValueError if it is no JSON."""
     return json.dumps(prepared(json.loads(text)), ensure_ascii=False)
@@ -71,15 +83,18 @@ def prepared_text(text: str) -> str:
 def _plain(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    return {key: _below(key, value) for key, value in schema.items() if not _says_nothing(key, value)}
+    return {
+        key: _mapped(_plain, key, value) for key, value in schema.items() if not _says_nothing(key, value)
+    }
 
 
-def _below(key: str, value: Any) -> Any:
+def _mapped(change: Callable[[Any], Any], key: str, value: Any) -> Any:
+    """A keyword's value with each of the schemas in it changed."""
     if key in _NAMED and isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: change(each) for name, each in value.items()}
     if key in _LIST and isinstance(value, list):
-        return [_plain(each) for each in value]
-    return _plain(value) if key in _ONE else value
+        return [change(each) for each in value]
+    return change(value) if key in _ONE else value
 
 
 def _says_nothing(key: str, value: Any) -> bool:

@@ -201,7 +201,8 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
     async def tokenize(body: TokenizeRequest) -> Json:
         server.check_model(body.model)
         if body.messages is not None:
-            ids = await server.tokens.chat(body.messages, body.chat_template_kwargs, body.tools or ())
+            tools = [tool for tool in body.tools or () if tool is not None]
+            ids = await server.tokens.chat(body.messages, body.chat_template_kwargs, tools)
         else:
             ids = await server.tokens.text(body.prompt or "", special=body.add_special_tokens is not False)
         names = server.tokens.names(ids) if body.return_token_strs else None

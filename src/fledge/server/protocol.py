@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fledge.server.answer_forms import ResponseFormat, StructuredOutputs
-from fledge.server.conversation import ChatMessage, NamedTool, Tool
+from fledge.server.conversation import AllowedTools, ChatMessage, NamedTool, Tool, Tools
 from fledge.server.strict import Several, StrictBody
 from fledge.server.values import (
     AnyTokenLimit,
@@ -88,6 +88,7 @@ class Sampling(StrictBody):
 class Generation(Sampling):
     """The fields common to chat and text completions."""
 
+    form_place: ClassVar[str] = "response_format.json_schema.schema"  # what the client calls it
     limit_may_exceed: ClassVar[bool] = False  # max_tokens may be more than the context has room for
     model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
     max_tokens: TokenLimit = Field(None, description="-1: as left out")
@@ -193,7 +194,6 @@ TemplateKwargs = Annotated[
     dict[str, Any],
     Field(max_length=16, description="what the chat template asks for, such as enable_thinking"),
 ]
-Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
 class ChatRequest(Generation):
@@ -201,7 +201,7 @@ class ChatRequest(Generation):
 
     messages: Annotated[list[ChatMessage], Several]
     tools: Tools | None = Field(None, description="functions the answer may call")
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = Field(
         None,
         description="default auto; required: at least one call and nothing else; or the function to call",
     )
@@ -240,11 +240,18 @@ class ChatRequest(Generation):
 
     @model_validator(mode="after")
     def _tools_and_choice(self) -> ChatRequest:
-        names = [tool.function.name for tool in self.tools or ()]
+        names = [tool.function.name for tool in self.tools or () if tool]
         if len(set(names)) < len(names):
             raise ValueError("tools has two functions with the same name; rename one")
-        if self.must_call and not self.offered:
+        if self.must_call and not names:
+            raise ValueError("tool_choice asks for a call, but there are no functions in tools; add some")
+        if not self._chosen <= set(names):
             raise ValueError("tool_choice names a function that isn't in tools; add it there")
+        if self.must_call and not self.offered:
+            raise ValueError("tool_choice requires a call and allows no function; allow one")
+        for place, tool in enumerate(self.tools or ()):
+            if tool is not None and not tool._place:
+                tool._place = f"tools.{place}.function.parameters"
         if self.offered and self.bad_words:
             raise ValueError("bad_words can't be combined with tools; leave one of them out")
         if self.offered and self.structured_outputs is not None:
@@ -259,16 +266,28 @@ class ChatRequest(Generation):
     @property
     def must_call(self) -> bool:
         """Whether the answer consists of calls only."""
+        if isinstance(self.tool_choice, AllowedTools):
+            return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def _chosen(self) -> set[str]:
+        """The functions that tool_choice names; none: all."""
+        if isinstance(self.tool_choice, NamedTool):
+            return {self.tool_choice.function.name}
+        if isinstance(self.tool_choice, AllowedTools):
+            return {tool.function.name for tool in self.tool_choice.allowed_tools.tools if tool}
+        return set()
 
     @property
     def offered(self) -> list[Tool]:
         """The functions this answer may call."""
         if self.tool_choice == "none" or not self.tools:
             return []
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
-        return self.tools
+        functions = [tool for tool in self.tools if tool is not None]
+        if isinstance(self.tool_choice, NamedTool | AllowedTools):
+            return [tool for tool in functions if tool.function.name in self._chosen]
+        return functions
 
     @property
     def wanted_tokens(self) -> int | None:

@@ -115,7 +115,7 @@ class StrictBody(BaseModel):
         if any(_same(value, nothing) for nothing in _NOTHING_ASKED.get(key, (None,))):
             return True
         if cls._is_hint(key):
-            _tell(key)
+            tell(key, f"{key} is ignored in requests: it can't change an answer")
             return True
         return False
 
@@ -136,22 +136,24 @@ class ForgivingBody(StrictBody):
         return key not in _TELLING
 
 
-def _tell(name: str) -> None:
-    """Log, once, that a field is ignored; its name comes from a client."""
+def tell(name: str, message: str) -> None:
+    """Log once for each name, which comes from a client."""
     if name not in _told and len(_told) < _MOST_TOLD and _SIMPLE_NAME.fullmatch(name):
         _told.add(name)
-        logger.info("%s is ignored in requests: it can't change an answer", name)
+        logger.info("%s", message)
 
 
 Body = TypeVar("Body", bound=StrictBody)
 
 
-def read(form: type[Body], fields: Any) -> Body:
-    """Parse the fields as `form`; an ApiError that names what is wrong with them."""
+def read(form: type[Body], fields: Any, at: str = "") -> Body:
+    """Parse the fields as `form`; an ApiError that names what is wrong with them. `at`: their place in the body."""
     try:
         return form.model_validate(fields)
     except ValidationError as error:
-        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
+        found = error.errors(include_url=False, include_input=False)
+        place = tuple(filter(None, at.split(".")))
+        raise errors.from_validation([{**each, "loc": (*place, *each["loc"])} for each in found]) from None
 
 
 def _same(value: Any, other: Any) -> bool:
