@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fledge.server.strict import StrictBody
+from fledge.engine.json_schema import without_unique_items
+from fledge.server.strict import StrictBody, tell
 from fledge.server.values import StopText
 
 
@@ -46,3 +47,11 @@ class StructuredOutputs(StrictBody):
         if len(self.model_dump(exclude_none=True)) != 1:
             raise ValueError("give one of json, json_object, regex, choice and grammar")
         return self
+
+
+def usable(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of an answer or of arguments without `uniqueItems`: a set holds each item once in any case."""
+    changed: dict[str, Any] = without_unique_items(schema)
+    if changed != schema:
+        tell("uniqueItems", "uniqueItems is left out of schemas: lists in answers may hold an item twice")
+    return changed

@@ -10,6 +10,7 @@ from typing import Any
 
 from fledge.base.errors import TargetError
 from fledge.server import errors, harmony
+from fledge.server.answer_forms import usable
 from fledge.server.call_forms import CALL_FORMS, grammar
 from fledge.server.call_parser import CallForm, Functions, sign
 from fledge.server.conversation import NamedTool
@@ -180,4 +181,4 @@ class Dialect:
 
 
 def _functions(body: ChatRequest) -> Functions:
-    return {tool.function.name: tool.function.schema_of_arguments for tool in body.offered}
+    return {tool.function.name: usable(tool.function.schema_of_arguments) for tool in body.offered}

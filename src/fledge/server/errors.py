@@ -29,6 +29,7 @@ _FORMS = {
 }
 
 
+_FORM = re.compile(r"\bstructured_outputs(\.\w+)?")
 _FORMS_RETRY_S = 5
 
 
@@ -132,14 +133,20 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 @contextmanager
-def refused(param: str | None = None) -> Iterator[None]:
-    """Turn a FledgeError raised inside into an error of the request; `param`: the field it is about."""
+def refused(param: str | None = None, form: str | None = None) -> Iterator[None]:
+    """Turn a FledgeError raised inside into an error of the request; `param`: the field it is about.
+
+    `form`: what the client calls that which the engine calls structured_outputs.
+    """
     try:
         yield
     except GrammarsFullError as error:
         raise too_many_forms() from error
     except FledgeError as error:
-        raise invalid(str(error), param) from error
+        message = str(error)
+        if form is not None:
+            message = _FORM.sub(lambda _: form, message)
+        raise invalid(message, param) from error
 
 
 def no_json() -> ApiError:

@@ -6,6 +6,7 @@ When a request ends early (disconnect, timeout, or one of its answers fails), al
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,9 +15,12 @@ from itertools import chain
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fledge.engine import Engine, SamplingParams
+from fledge.base.errors import EngineError
+from fledge.engine import Engine, GrammarsFullError, SamplingParams
+from fledge.engine.schema_faults import fault_in
 from fledge.engine.structured import Follower
 from fledge.server import errors
+from fledge.server.answer_forms import usable
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.job import Job, deltas
@@ -140,10 +144,17 @@ class Server:
         if form is not None:
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
             field = "bad_words" if body.bad_words else field
+            field, named = ("tools", "tools") if body.form is None else (field, body.form_named)
             async with self._compiling:
-                with errors.refused("tools" if body.form is None else field):
+                with errors.refused(field, named):
                     params = SamplingParams(structured_outputs=form)
-                    grammar = await asyncio.to_thread(self.engine.follower, params)
+                    try:
+                        grammar = await asyncio.to_thread(self.engine.follower, params)
+                    except GrammarsFullError:
+                        raise
+                    except EngineError:
+                        await asyncio.to_thread(_tell_where, body)
+                        raise
         return form, grammar
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
@@ -220,7 +231,7 @@ class Server:
         }
         for field, ids in stop_ids.items():
             self.tokens.check(ids, field)
-        with errors.refused():
+        with errors.refused(form=body.form_named if body.form is not None else "tool_choice"):
             return SamplingParams(
                 max_tokens=room if requested is None else max(requested, 1),
                 min_tokens=body.min_tokens or 0,
@@ -291,6 +302,27 @@ async def _events(jobs: list[Job], renderer: Rendering) -> AsyncGenerator[bytes]
             yield data
     except ApiError as error:
         yield renderer.failed(error)
+
+
+def _tell_where(body: ChatRequest | CompletionRequest) -> None:
+    """Raise an ApiError that names the part of a schema at fault, if it is one's."""
+    given = body.structured_outputs.json_ if body.structured_outputs is not None else body.answer_schema
+    with suppress(ValueError):
+        given = json.loads(given) if isinstance(given, str) else given
+    fault = None if given is None else fault_in(given)
+    if fault is not None:
+        field = "response_format" if body.structured_outputs is None else "structured_outputs"
+        place = ".".join(filter(None, (body.form_named, fault.place)))
+        raise errors.invalid(f"{place}: {fault.told}; leave it out, or say it in another way", field)
+    for tool in body.offered if isinstance(body, ChatRequest) else ():
+        fault = fault_in(usable(tool.function.schema_of_arguments))
+        if fault is not None:
+            place = ".".join(filter(None, (tool._place, fault.place)))
+            raise errors.invalid(
+                f"{place} (of the function {tool.function.name}): {fault.told}; change it, or let tool_choice be "
+                "auto, without a response_format",
+                "tools",
+            )
 
 
 def _answers(body: ChatRequest | CompletionRequest) -> int:

@@ -122,7 +122,10 @@ class CountRequest(StrictBody):
             **_choice(self.tool_choice),
             **self._sampling(),
         }
-        return read(_Chat, {**fields, "continue_final_message": _is_begun(fields["messages"][-1]) or None})
+        chat = read(_Chat, {**fields, "continue_final_message": _is_begun(fields["messages"][-1]) or None})
+        if options.format is None:
+            chat._form_field = "output_format.schema"
+        return chat
 
     @property
     def _thinking(self) -> bool:

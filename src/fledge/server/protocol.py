@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from fledge.server.answer_forms import ResponseFormat, StructuredOutputs
+from fledge.server.answer_forms import ResponseFormat, StructuredOutputs, usable
 from fledge.server.conversation import AllowedTools, ChatMessage, NamedTool, Tool, Tools
 from fledge.server.strict import Several, StrictBody
 from fledge.server.values import (
@@ -90,6 +90,7 @@ class Generation(Sampling):
 
     form_place: ClassVar[str] = "response_format.json_schema.schema"  # what the client calls it
     limit_may_exceed: ClassVar[bool] = False  # max_tokens may be more than the context has room for
+    _form_field: str = PrivateAttr("")  # where the form stands, if the client gives it another name
     model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
     max_tokens: TokenLimit = Field(None, description="-1: as left out")
     min_tokens: Annotated[int | None, Whole] = Field(
@@ -148,6 +149,7 @@ class Generation(Sampling):
             if len(guided) > 1:
                 raise ValueError("give one of guided_json, guided_regex, guided_choice and guided_grammar")
             self.structured_outputs = StructuredOutputs.model_validate(guided)
+            self._form_field = f"guided_{next(iter(guided))}"
             for kind in guided:  # now said in one way; a large body is validated twice (`BodyRoute`)
                 setattr(self, f"guided_{kind}", None)
         return self
@@ -187,7 +189,16 @@ class Generation(Sampling):
         requested = self.response_format
         if requested is None or requested.type == "text":
             return None
-        return {"type": "object"} if requested.json_schema is None else requested.json_schema.schema_
+        return {"type": "object"} if requested.json_schema is None else usable(requested.json_schema.schema_)
+
+    @property
+    def form_named(self) -> str:
+        """What the client calls the answer's form."""
+        if self._form_field:
+            return self._form_field
+        if self.structured_outputs is not None:
+            return f"structured_outputs.{next(iter(self.form or {}))}"
+        return "bad_words" if self.bad_words else self.form_place
 
 
 TemplateKwargs = Annotated[
