@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -30,13 +31,12 @@ from fledge.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    PredictRequest,
     TokenizeRequest,
 )
 from fledge.server.render import Json
 from fledge.server.responses import ResponseRenderer, ResponsesRequest
 from fledge.server.sglang import GenerateRequest, NativeRenderer
-from fledge.server.strict import read
+from fledge.server.strict import StrictBody, read
 
 
 class ErrorDetail(BaseModel):
@@ -52,6 +52,13 @@ class ErrorBody(BaseModel):
     """The body of every error."""
 
     error: ErrorDetail
+
+
+class PredictRequest(StrictBody):
+    """Vertex AI's predict: chat or text completions as instances; parameters apply to all of them."""
+
+    instances: list[dict[str, Any]] = Field(min_length=1, max_length=64)
+    parameters: dict[str, Any] | None = None
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:

@@ -236,7 +236,7 @@ class ChatMessage(ForgivingBody):
     def thoughts(self) -> str | None:
         """The reasoning, by either name, or in parts of the content."""
         parts = self.content if isinstance(self.content, list) else ()
-        in_parts = "\n".join(part.said for part in parts if part.is_thought)
+        in_parts = "\n".join(part.said for part in parts if part.is_thought and part.said)
         return self.reasoning_content or self.reasoning or in_parts or None
 
     @property

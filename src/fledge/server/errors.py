@@ -29,6 +29,16 @@ _FORMS = {
 }
 
 
+# Fields of other servers, by the one here with the same purpose.
+_INSTEAD = {
+    "content": "the text goes in prompt",
+    "format": "say it as response_format",
+    "grammar": "send a grammar in Lark's form as structured_outputs.grammar; llama.cpp's GBNF isn't read",
+    "json_schema": "send the schema as response_format",
+    "max_length": "use max_tokens",
+    "max_new_tokens": "use max_tokens",
+    "regex": "send it as structured_outputs.regex",
+}
 _FORM = re.compile(r"\bstructured_outputs(\.\w+)?")
 _FORMS_RETRY_S = 5
 
@@ -162,9 +172,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "json_invalid":
         return no_json()
     if kind == "extra_forbidden":
-        return invalid(
-            f"{place[-1]} isn't supported by this server; leave it out", name, "unsupported_parameter"
-        )
+        what_to_do = _INSTEAD.get(name, "leave it out")
+        return invalid(f"{name} isn't supported by this server; {what_to_do}", name, "unsupported_parameter")
     if kind == "missing":
         return invalid(f"{name or 'the body'} is missing", name or None, "missing_required_parameter")
     message = str(first.get("msg", "is wrong")).removeprefix("Value error, ")

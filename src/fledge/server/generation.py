@@ -193,8 +193,13 @@ class Server:
         return self._truncated(body, ids + self._dialect.opening(body))
 
     def _template_options(self, body: ChatRequest) -> Json:
-        """What the chat template is told; `reasoning_effort` only if it looks at that."""
+        """What the chat template is told; `reasoning_effort` and `enable_thinking` only if it looks at them."""
         options = dict(body.chat_template_kwargs or {})
+        if body.enable_thinking is not None:
+            names = [
+                name for name in ("enable_thinking", "thinking") if self.engine.target.chat.asks_for(name)
+            ]
+            options = {**dict.fromkeys(names, body.enable_thinking), **options}
         if body.reasoning_effort is not None and self.engine.target.chat.asks_for("reasoning_effort"):
             options.setdefault("reasoning_effort", body.reasoning_effort)
         return options

@@ -12,8 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from fledge.server import renamed
 from fledge.server.answer_forms import ResponseFormat, StructuredOutputs, usable
 from fledge.server.conversation import AllowedTools, ChatMessage, NamedTool, Tool, Tools
+from fledge.server.stream import StreamOptions
 from fledge.server.strict import Several, StrictBody
 from fledge.server.values import (
     AnyTokenLimit,
@@ -31,13 +33,6 @@ from fledge.server.values import (
 _COLDEST = 0.001  # below it, dividing by the temperature would overflow, and the answer is the greedy one
 _LEAST_TOP_P = 1e-6
 _GUIDED = ("json", "regex", "choice", "grammar")
-
-
-class StreamOptions(StrictBody):
-    """How a stream reports usage."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")
 
 
 class Sampling(StrictBody):
@@ -119,6 +114,10 @@ class Generation(Sampling):
     guided_regex: str | None = Field(None, description="structured_outputs.regex")
     guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
+
+    @classmethod
+    def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return renamed.generation(data)
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Generation:
@@ -228,6 +227,14 @@ class ChatRequest(Generation):
     reasoning_effort: str | int | None = Field(
         None, description="for chat templates that look at it, otherwise ignored"
     )
+
+    enable_thinking: bool | None = Field(
+        None, description="for chat templates that look at it, otherwise ignored; also `thinking` and `think`"
+    )
+
+    @classmethod
+    def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return renamed.chat(data)
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -369,6 +376,10 @@ class TokenizeRequest(StrictBody):
     add_special_tokens: bool | None = Field(None, description="of `prompt`; default true")
     return_token_strs: bool | None = None
 
+    @classmethod
+    def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return renamed.tokenize(data)
+
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
@@ -385,10 +396,3 @@ class DetokenizeRequest(StrictBody):
 
     model: str | None = Field(None, max_length=512)
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
-
-
-class PredictRequest(StrictBody):
-    """Vertex AI's predict: chat or text completions as instances; parameters apply to all of them."""
-
-    instances: list[dict[str, Any]] = Field(min_length=1, max_length=64)
-    parameters: dict[str, Any] | None = None
