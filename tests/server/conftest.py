@@ -17,7 +17,7 @@ import uvicorn
 from fledge.engine import Engine, TreeShape
 from fledge.server.app import create_app
 from fledge.server.generation import Server
-from fledge.server.launch import DrainingServer, bind
+from fledge.server.launch import DrainingServer, bind, listen
 from fledge.server.options import ServerOptions
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
@@ -68,6 +68,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 def running(engine: Engine, options: ServerOptions = OPTIONS) -> Iterator[Running]:
     """Serve until the block ends."""
     listener = bind(options)
+    listen(listener)
     app = create_app(engine, options)
     config = uvicorn.Config(app, http="h11", ws="none", lifespan="on", log_config=None)
     http = DrainingServer(config, app.state.server)

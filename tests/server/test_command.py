@@ -126,6 +126,18 @@ def test_a_second_signal_ends_it_at_once(tiny_target_folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_server_is_restarted_on_its_port_at_once(tiny_target_folder: Path) -> None:
+    port = "0"
+    for _ in range(2):
+        with serving(tiny_target_folder, "--dtype", "float32", "--port", port) as (process, url):
+            port = url.rpartition(":")[2]
+            last = {"connection": "close"}  # so that the server closes first
+            assert HTTP.get(f"{url}/health", headers=last).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+@pytest.mark.slow
 def test_vertex_and_keys_through_the_environment(tiny_target_folder: Path) -> None:
     environment = {
         "FLEDGE_API_KEYS": "key-of-the-tests",

@@ -233,7 +233,7 @@ def test_what_a_chat_cannot_do_is_refused_in_anthropic_s_form(
 
 def test_every_error_has_anthropic_s_form(live: Running) -> None:
     for response, kind in (
-        (live.post("/v1/messages", {**ASK, "model": "nobody"}), "not_found_error"),
+        (live.post("/v1/messages", {**ASK, "model": 7}), "invalid_request_error"),
         (live.get("/v1/messages"), "invalid_request_error"),
         (live.post("/v1/messages/batches", ASK), "not_found_error"),
         (HTTP.post(f"{live.url}/v1/messages", content=b"{", headers={"content-type": "application/json"}),

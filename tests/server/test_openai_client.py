@@ -271,7 +271,7 @@ def test_answers_of_other_servers_can_stand_in_a_conversation(live: Running) -> 
 def test_errors_are_the_clients_own_classes(live: Running) -> None:
     client = live.client()
     with pytest.raises(openai.NotFoundError, match="unknown model"):
-        client.chat.completions.create(model="gpt-9", messages=messages("Hi"))
+        client.models.retrieve("gpt-9")
     with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens") as caught:
         client.chat.completions.create(model=MODEL, messages=messages("Hi"), max_tokens=600)
     assert caught.value.code == "context_length_exceeded"

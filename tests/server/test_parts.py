@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fledge.base.errors import EngineError, HeadError, ServerError
 from fledge.engine import EngineOptions, Lookup, TreeShape
 from fledge.server.fair_queue import FairQueue
-from fledge.server.launch import bind, check_memory, load_engine, url
+from fledge.server.launch import bind, check_memory, listen, load_engine, url
 from fledge.server.options import ServerOptions, from_vertex, read_keys
 from fledge.server.protocol import ChatRequest
 from fledge.server.tokens import Tokens
@@ -282,6 +282,32 @@ def test_answers_are_sent_at_once(tmp_path: Path) -> None:
 def test_a_port_that_is_bound_already_is_taken_though_nobody_listens_yet() -> None:
     with bind(ServerOptions(port=0)) as first, pytest.raises(ServerError, match="is in use"):
         bind(ServerOptions(port=first.getsockname()[1]))
+
+
+def test_a_port_is_free_at_once_after_connections_that_the_server_has_closed() -> None:
+    """They stay in TIME_WAIT for a minute, on the side that closed first."""
+    port = 0
+    for _ in range(2):
+        with bind(ServerOptions(port=port)) as listener:
+            listen(listener)
+            port = listener.getsockname()[1]
+            with pytest.raises(ServerError, match=f"{port} is in use"):
+                bind(ServerOptions(port=port))
+            with socket.create_connection(listener.getsockname()) as client:
+                listener.accept()[0].close()
+                assert client.recv(1) == b""
+    with socket.socket() as strict, pytest.raises(OSError, match="in use"):
+        strict.bind(("127.0.0.1", port))  # they are there indeed
+
+
+def test_a_port_that_another_server_took_meanwhile_is_refused() -> None:
+    with bind(ServerOptions(port=0)) as late, socket.socket() as other:
+        late.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as between `bind` and `listen`
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(late.getsockname())
+        other.listen()
+        with pytest.raises(ServerError, match="is in use"):
+            listen(late)
 
 
 @pytest.mark.parametrize(

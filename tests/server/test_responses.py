@@ -161,7 +161,7 @@ def test_what_a_chat_cannot_do_is_refused(live: Running) -> None:
     for change in (
         {"input": [{"type": "item_reference", "id": "x"}]},
         {"tools": [{"type": "web_search"}]},
-        {"truncation": "auto"},
+        {"truncation": "middle"},
         {"background": True},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
     ):

@@ -55,6 +55,9 @@ def serve(
             help="the model's name for clients; repeatable; by default TARGET, of a path the last part",
         ),
     ] = None,
+    strict_model_name: Annotated[
+        bool, typer.Option("--strict-model-name", help="answer 404 to requests that name another model")
+    ] = False,
     chat_template_kwargs: TemplateKwargs = None,
     tool_call_parser: Annotated[
         str,
@@ -236,6 +239,7 @@ def serve(
         host=host,
         port=port,
         model_names=tuple(model_name or ()),
+        strict_model_name=strict_model_name,
         api_keys=read_keys(api_key_file, os.environ),
         cors_origins=tuple(cors_origin or ()),
         max_queue=max_queue,

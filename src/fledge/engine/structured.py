@@ -169,6 +169,19 @@ class Grammars:
         return Grammar(matcher, self._ends, size)
 
 
+def schema_fault(schema: Any) -> str:
+    """Why a JSON schema can't be compiled, whatever the tokenizer; "" if it can."""
+    from llguidance import LLMatcher
+
+    try:
+        fault = LLMatcher.validate_grammar(
+            LLMatcher.grammar_from_json_schema(prepared_text(json.dumps(schema)))
+        )
+    except Exception as error:  # as in `_compile`
+        fault = str(error)
+    return _first_lines(fault)
+
+
 def _fault_ahead(matcher: Any) -> str:
     """The error that some answer's first tokens lead to; "" for none.
 

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -30,13 +31,12 @@ from fledge.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    PredictRequest,
     TokenizeRequest,
 )
 from fledge.server.render import Json
 from fledge.server.responses import ResponseRenderer, ResponsesRequest
 from fledge.server.sglang import GenerateRequest, NativeRenderer
-from fledge.server.strict import read
+from fledge.server.strict import StrictBody, read
 
 
 class ErrorDetail(BaseModel):
@@ -52,6 +52,13 @@ class ErrorBody(BaseModel):
     """The body of every error."""
 
     error: ErrorDetail
+
+
+class PredictRequest(StrictBody):
+    """Vertex AI's predict: chat or text completions as instances; parameters apply to all of them."""
+
+    instances: list[dict[str, Any]] = Field(min_length=1, max_length=64)
+    parameters: dict[str, Any] | None = None
 
 
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
@@ -108,10 +115,12 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
 
 def _add_openai(app: FastAPI, server: Server) -> None:
     @app.post("/v1/chat/completions", tags=["OpenAI"])
+    @app.post("/chat/completions", include_in_schema=False)  # for clients whose base URL lacks the /v1
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await server.respond(body, request)
 
     @app.post("/v1/completions", tags=["OpenAI"])
+    @app.post("/completions", include_in_schema=False)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await server.respond(body, request)
 
@@ -121,8 +130,8 @@ def _add_openai(app: FastAPI, server: Server) -> None:
             "object": "model",
             "type": "model",  # Anthropic's name of it, and of the next two
             "display_name": name,
-            "created_at": "1970-01-01T00:00:00Z",
-            "created": 0,
+            "created_at": server.started.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "created": int(server.started.timestamp()),
             "owned_by": "fledge",
             "root": server.target_name,
             "parent": None,
@@ -138,6 +147,7 @@ def _add_openai(app: FastAPI, server: Server) -> None:
         )
 
     @app.get("/v1/models", tags=["OpenAI"])
+    @app.get("/models", include_in_schema=False)
     async def models() -> Json:
         names = server.model_names
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # for Anthropic's clients
@@ -145,11 +155,12 @@ def _add_openai(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/models/{model:path}", tags=["OpenAI"])
     async def model(model: str) -> Json:
-        return card(server.check_model(model))
+        return card(server.known_model(model))
 
 
 def _add_responses(app: FastAPI, server: Server) -> None:
     @app.post("/v1/responses", tags=["OpenAI"])
+    @app.post("/responses", include_in_schema=False)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Text, functions and forms; earlier responses as far as memory goes."""
         client, size = request.state.visit.client, len(await request.body())
@@ -197,7 +208,8 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
     async def tokenize(body: TokenizeRequest) -> Json:
         server.check_model(body.model)
         if body.messages is not None:
-            ids = await server.tokens.chat(body.messages, body.chat_template_kwargs, body.tools or ())
+            tools = [tool for tool in body.tools or () if tool is not None]
+            ids = await server.tokens.chat(body.messages, body.chat_template_kwargs, tools)
         else:
             ids = await server.tokens.text(body.prompt or "", special=body.add_special_tokens is not False)
         names = server.tokens.names(ids) if body.return_token_strs else None

@@ -5,31 +5,88 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from fledge.engine.json_schema import without_nulls
+from fledge.server.hosted import without_hosted
 from fledge.server.strict import ForgivingBody, StrictBody
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
+# By type of part, the field with what it says.
+_PARTS: dict[str, str | None] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "redacted_thinking": None,
+    "reasoning": "reasoning",
+}
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 FunctionName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TextPart(ForgivingBody):
-    """A part of a message; only text is supported."""
+class ContentPart(ForgivingBody):
+    """A part of a message: text; of an assistant's also a refusal, and its reasoning as other servers send it."""
 
-    type: Literal["text", "input_text", "output_text"]
-    text: str
+    type: Literal[
+        "text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking", "reasoning"
+    ]
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | list[dict[str, Any]] | None = None
+    reasoning: str | None = None
 
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_supported(cls, value: Any) -> Any:
+        if isinstance(value, str) and value not in _PARTS:
+            raise ValueError(f"parts of the type {value:.40} aren't supported; send text")
+        return value
 
-class RefusalPart(ForgivingBody):
-    """A part of an assistant's message, as OpenAI's models refuse something."""
-
-    type: Literal["refusal"]
-    refusal: str
+    @model_validator(mode="after")
+    def _says_something(self) -> ContentPart:
+        field = _PARTS[self.type]
+        if field is not None and getattr(self, field) is None and self.text is None:
+            raise ValueError(f"{field} is missing")
+        return self
 
     @property
-    def text(self) -> str:
-        """What it says."""
-        return self.refusal
+    def is_thought(self) -> bool:
+        """Whether it is reasoning, which the chat template is given apart."""
+        return self.type in _THOUGHTS
+
+    @property
+    def said(self) -> str:
+        """Its text. What is encrypted for another server says nothing."""
+        given = getattr(self, _PARTS[self.type] or "text")
+        if isinstance(given, list):  # Mistral's: a list of texts
+            return "".join(str(each.get("text") or "") for each in given)
+        return given if given is not None else self.text or ""
+
+
+def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without keywords that are null, as servers in Go write those that say nothing."""
+    schema = without_nulls(schema)
+    kinds = schema.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise ValueError('arguments are an object: give a JSON schema of type "object"')
+    return {**schema, "type": "object"} if isinstance(kinds, list) else schema
+
+
+ArgumentsSchema = Annotated[dict[str, Any], AfterValidator(_of_an_object)]
+
+
+def _own(tools: Any) -> Any:
+    return without_hosted(tools, own=("function",), advice="use functions")
 
 
 class Function(ForgivingBody):
@@ -37,17 +94,10 @@ class Function(ForgivingBody):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="a JSON schema; left out: no parameters")
+    parameters: ArgumentsSchema | None = Field(None, description="a JSON schema; left out: no parameters")
     strict: bool | None = Field(
         None, description="no effect: calls requested by tool_choice always follow their schema"
     )
-
-    @field_validator("parameters")
-    @classmethod
-    def _are_an_object(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value and value.get("type", "object") != "object":
-            raise ValueError('arguments are an object: give a JSON schema of type "object"')
-        return value
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
@@ -60,6 +110,7 @@ class Tool(ForgivingBody):
 
     type: Literal["function"]
     function: Function
+    _place: str = PrivateAttr("")  # of its schema, in the client's terms
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -83,6 +134,24 @@ class NamedTool(StrictBody):
 
     type: Literal["function"]
     function: FunctionOfName
+
+
+class Allowed(StrictBody):
+    """The functions that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool | None], Field(max_length=1024, fail_fast=True), BeforeValidator(_own)]
+
+
+class AllowedTools(StrictBody):
+    """The tool_choice that leaves only some functions."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+# None: a tool that this server can't have, which is left out.
+Tools = Annotated[list[Tool | None], Field(max_length=1024, fail_fast=True), BeforeValidator(_own)]
 
 
 class FunctionCall(ForgivingBody):
@@ -130,9 +199,7 @@ class ChatMessage(ForgivingBody):
     )
     reasoning: str | None = Field(None, description="another name of reasoning_content")
     content: (
-        str
-        | Annotated[list[TextPart | RefusalPart], Field(min_length=1, max_length=1024, fail_fast=True)]
-        | None
+        str | Annotated[list[ContentPart], Field(min_length=1, max_length=1024, fail_fast=True)] | None
     ) = Field(None, validate_default=True)
     refusal: str | None = Field(None, description="the assistant's, in place of content")
     parsed: Any = Field(None, description="as parsed by OpenAI's client; ignored")
@@ -160,22 +227,24 @@ class ChatMessage(ForgivingBody):
     def characters(self) -> int:
         """About how many characters the chat template writes of it."""
         parts = (
-            [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
+            [self.content] if isinstance(self.content, str) else [part.said for part in self.content or ()]
         )
         calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
         return 64 + sum(map(len, parts)) + len(self.thoughts or "") + calls
 
     @property
     def thoughts(self) -> str | None:
-        """The reasoning, by either name."""
-        return self.reasoning_content or self.reasoning
+        """The reasoning, by either name, or in parts of the content."""
+        parts = self.content if isinstance(self.content, list) else ()
+        in_parts = "\n".join(part.said for part in parts if part.is_thought and part.said)
+        return self.reasoning_content or self.reasoning or in_parts or None
 
     @property
     def plain(self) -> dict[str, Any]:
         """In the form chat templates expect."""
-        text = (
-            self.content if isinstance(self.content, str) else "\n".join(p.text for p in self.content or ())
-        )
+        parts = self.content if isinstance(self.content, list) else ()
+        said = "\n".join(part.said for part in parts if not part.is_thought)
+        text = self.content if isinstance(self.content, str) else said
         more = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,

@@ -10,8 +10,10 @@ from typing import Any
 
 from fledge.base.errors import TargetError
 from fledge.server import errors, harmony
+from fledge.server.answer_forms import usable
 from fledge.server.call_forms import CALL_FORMS, grammar
 from fledge.server.call_parser import CallForm, Functions, sign
+from fledge.server.conversation import NamedTool
 from fledge.server.form_grammar import after_thinking, lark_of
 from fledge.server.harmony import ChannelReader
 from fledge.server.protocol import ChatRequest, CompletionRequest
@@ -85,7 +87,7 @@ class Dialect:
         functions = _functions(body)
         if self._has_channels:
             return {"grammar": harmony.grammar(functions, partial(sign, self._tokens), body.answer_schema)}
-        several = body.tool_choice in (None, "auto", "required") and body.parallel_tool_calls is not False
+        several = not isinstance(body.tool_choice, NamedTool) and body.parallel_tool_calls is not False
         lark = grammar(
             self.call_form,
             functions,
@@ -179,4 +181,4 @@ class Dialect:
 
 
 def _functions(body: ChatRequest) -> Functions:
-    return {tool.function.name: tool.function.schema_of_arguments for tool in body.offered}
+    return {tool.function.name: usable(tool.function.schema_of_arguments) for tool in body.offered}

@@ -16,8 +16,8 @@ from fledge.engine import GrammarsFullError
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC = "/v1/messages"
 _ANTHROPIC_TYPES = {**_TYPES, 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
-# What pydantic calls the alternatives of a field with several forms; no field has such a name.
-_ALTERNATIVE = re.compile(r"(constrained-)?(str|int|float|bool|dict|list\[.*\])")
+# What pydantic calls the alternatives of a field with several forms, of which some are classes.
+_ALTERNATIVE = re.compile(r"(constrained-)?(str|int|float|bool|dict|list\[.*\])|[A-Z][a-z]+[A-Z]\w*")
 # Descriptions of such fields: an error about one alternative alone would mislead.
 _FORMS = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
@@ -29,6 +29,17 @@ _FORMS = {
 }
 
 
+# Fields of other servers, by the one here with the same purpose.
+_INSTEAD = {
+    "content": "the text goes in prompt",
+    "format": "say it as response_format",
+    "grammar": "send a grammar in Lark's form as structured_outputs.grammar; llama.cpp's GBNF isn't read",
+    "json_schema": "send the schema as response_format",
+    "max_length": "use max_tokens",
+    "max_new_tokens": "use max_tokens",
+    "regex": "send it as structured_outputs.regex",
+}
+_FORM = re.compile(r"\bstructured_outputs(\.\w+)?")
 _FORMS_RETRY_S = 5
 
 
@@ -132,14 +143,20 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 @contextmanager
-def refused(param: str | None = None) -> Iterator[None]:
-    """Turn a FledgeError raised inside into an error of the request; `param`: the field it is about."""
+def refused(param: str | None = None, form: str | None = None) -> Iterator[None]:
+    """Turn a FledgeError raised inside into an error of the request; `param`: the field it is about.
+
+    `form`: what the client calls that which the engine calls structured_outputs.
+    """
     try:
         yield
     except GrammarsFullError as error:
         raise too_many_forms() from error
     except FledgeError as error:
-        raise invalid(str(error), param) from error
+        message = str(error)
+        if form is not None:
+            message = _FORM.sub(lambda _: form, message)
+        raise invalid(message, param) from error
 
 
 def no_json() -> ApiError:
@@ -155,9 +172,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "json_invalid":
         return no_json()
     if kind == "extra_forbidden":
-        return invalid(
-            f"{place[-1]} isn't supported by this server; leave it out", name, "unsupported_parameter"
-        )
+        what_to_do = _INSTEAD.get(name, "leave it out")
+        return invalid(f"{name} isn't supported by this server; {what_to_do}", name, "unsupported_parameter")
     if kind == "missing":
         return invalid(f"{name or 'the body'} is missing", name or None, "missing_required_parameter")
     message = str(first.get("msg", "is wrong")).removeprefix("Value error, ")

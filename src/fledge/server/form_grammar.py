@@ -28,7 +28,7 @@ def lark_of(form: Mapping[str, Any]) -> str:
             schema = prepared_text(value if isinstance(value, str) else json.dumps(value))
         except ValueError:
             raise errors.invalid(
-                "structured_outputs.json isn't JSON; send a schema", "structured_outputs"
+                "the schema of the answer's form isn't JSON; send a schema", "structured_outputs"
             ) from None
         return f"{_START} %json {schema}"
     if kind == "json_object":

@@ -26,7 +26,7 @@ from fledge.server.stream import ReaderStalled
 
 logger = logging.getLogger("fledge.server.access")
 
-OPEN_ROUTES = frozenset({"/", "/health", "/ping", "/ready", "/metrics"})  # no key needed
+OPEN_ROUTES = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/metrics"})  # no key needed
 _PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # client-supplied ids that are accepted
 # For draining the rest of a too large body: a client that is still sending doesn't read the response.

@@ -6,16 +6,21 @@ When a request ends early (disconnect, timeout, or one of its answers fails), al
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import chain
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fledge.engine import Engine, SamplingParams
+from fledge.base.errors import EngineError
+from fledge.engine import Engine, GrammarsFullError, SamplingParams
+from fledge.engine.schema_faults import fault_in
 from fledge.engine.structured import Follower
 from fledge.server import errors
+from fledge.server.answer_forms import usable
 from fledge.server.dialect import Dialect
 from fledge.server.errors import ApiError
 from fledge.server.job import Job, deltas
@@ -40,6 +45,7 @@ class Server:
         self.model_names = options.model_names or (engine.target.name,)
         self.target_name = options.target or engine.target.name  # clients may load the tokenizer by this name
         self.worker = EngineWorker(engine, max_queue=options.max_queue, model=self.model_names[0])
+        self.started = datetime.now(UTC)
         self.responses = ResponseStore()
         self.tokens = Tokens(engine.target, engine.max_context)
         self._compiling = asyncio.Semaphore(_COMPILERS)
@@ -78,13 +84,19 @@ class Server:
         ]
 
     def check_model(self, name: str | None) -> str:
-        """The model's name in responses; an ApiError for an unknown model."""
-        if name is not None and name not in self.model_names:
+        """The model's name in responses. Any name is this model's, unless the server is strict: then an ApiError."""
+        if name is None or (name not in self.model_names and not self.options.strict_model_name):
+            return self.model_names[0]
+        return self.known_model(name)
+
+    def known_model(self, name: str) -> str:
+        """The name, if it is one of the model's; else an ApiError."""
+        if name not in self.model_names:
             raise ApiError(
                 404, f"unknown model; this server has {', '.join(self.model_names)}", param="model",
                 code="model_not_found",
             )  # fmt: skip
-        return name or self.model_names[0]
+        return name
 
     def _check_answers(self, requested: int, param: str) -> None:
         limit = min(self.options.max_answers, self.worker.most_answers)  # more could never be queued
@@ -112,6 +124,7 @@ class Server:
                 echo=echo,
                 continues=isinstance(body, CompletionRequest) or bool(body.continue_final_message),
                 with_stop=bool(body.include_stop_str_in_output),
+                prompt_only=body.wanted_tokens == 0,
                 grammar=grammar,
                 reader=self._dialect.reader(body, prompt) if isinstance(body, ChatRequest) else None,
             )
@@ -131,10 +144,17 @@ class Server:
         if form is not None:
             field = "response_format" if body.structured_outputs is None else "structured_outputs"
             field = "bad_words" if body.bad_words else field
+            field, named = ("tools", "tools") if body.form is None else (field, body.form_named)
             async with self._compiling:
-                with errors.refused("tools" if body.form is None else field):
+                with errors.refused(field, named):
                     params = SamplingParams(structured_outputs=form)
-                    grammar = await asyncio.to_thread(self.engine.follower, params)
+                    try:
+                        grammar = await asyncio.to_thread(self.engine.follower, params)
+                    except GrammarsFullError:
+                        raise
+                    except EngineError:
+                        await asyncio.to_thread(_tell_where, body)
+                        raise
         return form, grammar
 
     def _submit(self, jobs: list[Job], request: Request) -> None:
@@ -173,8 +193,13 @@ class Server:
         return self._truncated(body, ids + self._dialect.opening(body))
 
     def _template_options(self, body: ChatRequest) -> Json:
-        """What the chat template is told; `reasoning_effort` only if it looks at that."""
+        """What the chat template is told; `reasoning_effort` and `enable_thinking` only if it looks at them."""
         options = dict(body.chat_template_kwargs or {})
+        if body.enable_thinking is not None:
+            names = [
+                name for name in ("enable_thinking", "thinking") if self.engine.target.chat.asks_for(name)
+            ]
+            options = {**dict.fromkeys(names, body.enable_thinking), **options}
         if body.reasoning_effort is not None and self.engine.target.chat.asks_for("reasoning_effort"):
             options.setdefault("reasoning_effort", body.reasoning_effort)
         return options
@@ -211,9 +236,9 @@ class Server:
         }
         for field, ids in stop_ids.items():
             self.tokens.check(ids, field)
-        with errors.refused():
+        with errors.refused(form=body.form_named if body.form is not None else "tool_choice"):
             return SamplingParams(
-                max_tokens=requested or room,
+                max_tokens=room if requested is None else max(requested, 1),
                 min_tokens=body.min_tokens or 0,
                 temperature=1.0 if body.temperature is None else body.temperature,
                 top_p=1.0 if body.top_p is None else body.top_p,
@@ -282,6 +307,27 @@ async def _events(jobs: list[Job], renderer: Rendering) -> AsyncGenerator[bytes]
             yield data
     except ApiError as error:
         yield renderer.failed(error)
+
+
+def _tell_where(body: ChatRequest | CompletionRequest) -> None:
+    """Raise an ApiError that names the part of a schema at fault, if it is one's."""
+    given = body.structured_outputs.json_ if body.structured_outputs is not None else body.answer_schema
+    with suppress(ValueError):
+        given = json.loads(given) if isinstance(given, str) else given
+    fault = None if given is None else fault_in(given)
+    if fault is not None:
+        field = "response_format" if body.structured_outputs is None else "structured_outputs"
+        place = ".".join(filter(None, (body.form_named, fault.place)))
+        raise errors.invalid(f"{place}: {fault.told}; leave it out, or say it in another way", field)
+    for tool in body.offered if isinstance(body, ChatRequest) else ():
+        fault = fault_in(usable(tool.function.schema_of_arguments))
+        if fault is not None:
+            place = ".".join(filter(None, (tool._place, fault.place)))
+            raise errors.invalid(
+                f"{place} (of the function {tool.function.name}): {fault.told}; change it, or let tool_choice be "
+                "auto, without a response_format",
+                "tools",
+            )
 
 
 def _answers(body: ChatRequest | CompletionRequest) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import codecs
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fledge.engine import Completion, SamplingParams, StepResult, TokenLogprob, TreeTrace
@@ -55,13 +55,15 @@ class Job:
         echo: str = "",
         continues: bool = False,
         with_stop: bool = False,
+        prompt_only: bool = False,
         grammar: Follower | None = None,
         reader: Reader | ChannelReader | None = None,
     ) -> None:
         """`echo`: text to put before the answer. `continues`: the answer's text continues the prompt's.
 
-        `with_stop`: what ends the answer is part of its text. `reader`: finds reasoning and calls in it. `grammar`: of
-        the answer's form; kept so that the engine doesn't have to compile it again.
+        `with_stop`: what ends the answer is part of its text. `prompt_only`: the answer has no tokens, though the
+        engine makes one. `reader`: finds reasoning and calls in it. `grammar`: of the answer's form; kept so that the
+        engine doesn't have to compile it again.
         """
         self.prompt_ids = prompt_ids
         self.params = params
@@ -72,6 +74,7 @@ class Job:
         self.echo = echo
         self._continues = continues
         self._with_stop = with_stop
+        self._prompt_only = prompt_only
         self._grammar = grammar
         self._reader = reader
         self.request_id: int | None = None  # the engine's; written by its thread
@@ -100,6 +103,8 @@ class Job:
         """Add a step's result."""
         if self.done:
             return
+        if self._prompt_only:
+            result = _without_tokens(result)
         pending, text = self._pending, self._text(result)
         self.completion = pending.completion = result.completion
         text += self._stop_text(result.completion)
@@ -187,6 +192,13 @@ class Job:
         ended = done is not None and done.finish_reason == "stop" and done.stop_reason is None
         parts = _content(self.text) if reader is None else reader.read(self.text, ended=ended)
         return Delta(self.text, self.token_ids, self.logprobs, parts=parts, completion=self.completion)
+
+
+def _without_tokens(result: StepResult) -> StepResult:
+    done = result.completion
+    if done is not None:
+        done = replace(done, text="", token_ids=[], finish_reason="length", stop_reason=None)
+    return StepResult(result.request_id, [], [], done)
 
 
 def _content(text: str) -> MessageParts:

@@ -78,7 +78,7 @@ def serve(
         host = listener.getsockname()[0]
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
             logger.warning("the server has no API keys: anyone who can reach %s may use it", host)
-        listener.listen()  # clients may connect once the next line is logged
+        listen(listener)  # clients may connect once the next line is logged
         logger.info("serving %s on %s", app.state.server.model_names[0], url(listener))
         config = uvicorn.Config(
             app,
@@ -90,7 +90,6 @@ def serve(
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_CLOSE_S,
         )
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # free immediately for the next server
         server = DrainingServer(config, app.state.server)
         server.run(sockets=[listener])
         if server.force_exit:  # a normal exit would wait for the engine's thread, which may be in a kernel
@@ -174,13 +173,25 @@ def bind(options: ServerOptions) -> socket.socket:
                 raise OSError(errno.EADDRINUSE, "address already in use")
     except OSError as error:
         listener.close()
-        place = f"{options.host}:{options.port}"
-        if error.errno == errno.EADDRINUSE:
-            raise ServerError(f"{place} is in use; choose another --port, or stop its user") from error
-        raise ServerError(
-            f"can't listen on {place} ({error.strerror or error}); check --host and --port"
-        ) from error
+        raise _unusable(f"{options.host}:{options.port}", error) from error
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Let clients connect to a socket of `bind`'s; a ServerError if another one listens on its port."""
+    # Connections that an earlier server has closed hold the port for a minute (TIME_WAIT), except from such sockets.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.listen()
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _unusable(f"{host}:{port}", error) from error
+
+
+def _unusable(place: str, error: OSError) -> ServerError:
+    if error.errno == errno.EADDRINUSE:
+        return ServerError(f"{place} is in use; choose another --port, or stop its user")
+    return ServerError(f"can't listen on {place} ({error.strerror or error}); check --host and --port")
 
 
 def url(listener: socket.socket) -> str:

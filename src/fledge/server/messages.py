@@ -12,13 +12,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from fledge.server import errors
+from fledge.server.anthropic_blocks import AnthropicMessage, chat_messages, system_content
 from fledge.server.blocks import BlockRenderer
 from fledge.server.call_parser import parsed_object
+from fledge.server.conversation import ArgumentsSchema, Function, FunctionName, Tool
 from fledge.server.errors import ApiError
+from fledge.server.hosted import without_hosted
 from fledge.server.job import Job
 from fledge.server.message import Piece
 from fledge.server.protocol import ChatRequest
@@ -32,7 +35,6 @@ _DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }  # by type of block: the type of its additions, and their field
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # Anthropic's tool_choice, as OpenAI names it
-_NOT_SHOWN = ("redacted_thinking",)  # encrypted, for Anthropic's models alone
 
 
 class Thinking(ForgivingBody):
@@ -61,11 +63,25 @@ class UserData(ForgivingBody):
     user_id: str | None = None
 
 
-class AnthropicMessage(ForgivingBody):
-    """One of `messages`; its blocks are read one by one."""
+class AnthropicTool(ForgivingBody):
+    """A tool of the client's."""
 
-    role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[dict[str, Any]], Field(max_length=1024)]
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: ArgumentsSchema | None = None
+
+
+class ToolChoice(ForgivingBody):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def _own(tools: Any) -> Any:
+    return without_hosted(tools, own=("custom",), advice="describe yours with an input_schema")
 
 
 class CountRequest(StrictBody):
@@ -74,7 +90,7 @@ class CountRequest(StrictBody):
     model: str | None = Field(None, max_length=512)
     messages: Annotated[list[AnthropicMessage], Several]
     system: str | Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tools: Annotated[list[AnthropicTool | None], Field(max_length=1024), BeforeValidator(_own)] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputOptions | None = None
@@ -89,18 +105,27 @@ class CountRequest(StrictBody):
         form = options.format or self.output_format
         schema = None if form is None else {"name": "answer", "schema": form.schema_}
         thinking = thinks and self.thinking is not None
-        system = [{"role": "system", "content": self.system}] if self.system else []
+        system = [{"role": "system", "content": system_content(self.system)}] if self.system else []
+        turns = [
+            each
+            for number, message in enumerate(self.messages)
+            for each in chat_messages(message, f"messages.{number}")
+        ]
+        tools = [_tool(tool, number) for number, tool in enumerate(self.tools or ()) if tool is not None]
         fields = {
             "model": self.model,
-            "messages": [*system, *(each for message in self.messages for each in _chat_messages(message))],
-            "tools": [_tool(tool) for tool in self.tools] if self.tools else None,
+            "messages": [*system, *turns],
+            "tools": tools or None,
             "response_format": None if schema is None else {"type": "json_schema", "json_schema": schema},
             "reasoning_effort": options.effort,
             "chat_template_kwargs": {"enable_thinking": self._thinking} if thinking else None,
             **_choice(self.tool_choice),
             **self._sampling(),
         }
-        return read(_Chat, {**fields, "continue_final_message": _is_begun(fields["messages"][-1]) or None})
+        chat = read(_Chat, {**fields, "continue_final_message": _is_begun(fields["messages"][-1]) or None})
+        if options.format is None:
+            chat._form_field = "output_format.schema"
+        return chat
 
     @property
     def _thinking(self) -> bool:
@@ -136,42 +161,8 @@ class MessagesRequest(CountRequest):
 class _Chat(ChatRequest):
     """A chat completion whose limit, which Anthropic's clients have to send, may be more than there is room for."""
 
+    form_place: ClassVar[str] = "output_config.format.schema"
     limit_may_exceed: ClassVar[bool] = True
-
-
-def _chat_messages(message: AnthropicMessage) -> list[Json]:
-    """One message of Anthropic's as messages of a chat: results of tools are messages of their own."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
-    made: list[Json] = []
-    rest: Json = {"role": message.role, "content": []}
-    for block in message.content:
-        kind = block.get("type")
-        if kind == "tool_result" and message.role == "user":
-            result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block)}
-            made.append(result)
-        elif kind == "text":
-            rest["content"].append(block)
-        elif kind == "thinking" and message.role == "assistant":
-            rest["reasoning_content"] = rest.get("reasoning_content", "") + str(block.get("thinking") or "")
-        elif kind == "tool_use" and message.role == "assistant":
-            given = block.get("input")
-            arguments = given if isinstance(given, str) else json.dumps({} if given is None else given)
-            function = {"name": block.get("name"), "arguments": arguments}
-            call = {"id": block.get("id"), "type": "function", "function": function}
-            rest["tool_calls"] = [*rest.get("tool_calls", ()), call]
-        elif kind not in _NOT_SHOWN:
-            raise errors.invalid(
-                f"a message of the role {message.role} holds a block of the type {kind!s:.40}, which isn't "
-                "supported; send text, and thinking, tool_use and tool_result where they belong",
-                "messages",
-            )
-    rest["content"] = rest["content"] or None
-    if rest["content"] or message.role == "assistant":
-        made.append(rest)
-    if not made:
-        raise errors.invalid("a message has no content; give a text, or a list of blocks", "messages")
-    return made
 
 
 def _is_begun(last: Json) -> bool:
@@ -181,30 +172,24 @@ def _is_begun(last: Json) -> bool:
     return last["role"] == "assistant" and bool(said) and not last.get("tool_calls")
 
 
-def _result(block: Json) -> Any:
-    """The content of a tool's result, of which chats have no empty list."""
-    content = block.get("content")
-    return content if content else ""
+def _tool(tool: AnthropicTool, number: int) -> Tool:
+    function = Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    made = Tool(type="function", function=function)
+    made._place = f"tools.{number}.input_schema"
+    return made
 
 
-def _tool(tool: Json) -> Json:
-    if tool.get("type") not in (None, "custom"):
-        raise errors.invalid(
-            f"tools of the type {tool.get('type')!s:.40} aren't supported; describe yours with an input_schema",
-            "tools",
-        )
-    function = {"name": tool.get("name"), "description": tool.get("description")}
-    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
-
-
-def _choice(choice: Json | None) -> Json:
+def _choice(given: Json | None) -> Json:
     """tool_choice and parallel_tool_calls, as OpenAI names them."""
-    if choice is None:
+    if given is None:
         return {}
-    kind = choice.get("type")
-    named = {"type": "function", "function": {"name": choice.get("name")}}
-    several = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") is True else {}
-    return {"tool_choice": named if kind == "tool" else _CHOICES.get(str(kind), kind), **several}
+    choice = read(ToolChoice, given, "tool_choice")
+    several = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    if choice.type != "tool":
+        return {"tool_choice": _CHOICES[choice.type], **several}
+    if choice.name is None:
+        raise errors.invalid("tool_choice.name is missing", "tool_choice.name", "missing_required_parameter")
+    return {"tool_choice": {"type": "function", "function": {"name": choice.name}}, **several}
 
 
 class MessagesRenderer(BlockRenderer):

@@ -25,7 +25,7 @@ def add_operations(app: FastAPI, server: Server) -> None:
             raise ApiError(503, f"{problem}; restart this server", code="unhealthy")
         return {"status": "ok"}
 
-    for route in filter(None, ("/health", "/ping", server.options.health_route)):
+    for route in filter(None, ("/health", "/v1/health", "/ping", server.options.health_route)):
         app.add_api_route(route, health, methods=["GET"], tags=["Operations"])
 
     @app.get("/ready", tags=["Operations"])

@@ -26,6 +26,7 @@ class ServerOptions:
     port: int = 8000
     target: str | None = None  # the target as the user named it; None: its own name
     model_names: tuple[str, ...] = ()  # names clients may use for the model; empty: the target's own name
+    strict_model_name: bool = False  # other names get a 404; else any name means this model
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key needed
     cors_origins: tuple[str, ...] = ()  # other origins whose web pages may use it; "*": all
     max_queue: int = 1024  # answers that may wait for a place in the batch

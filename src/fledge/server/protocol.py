@@ -10,11 +10,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from fledge.server.conversation import ChatMessage, NamedTool, Tool
+from fledge.server import renamed
+from fledge.server.answer_forms import ResponseFormat, StructuredOutputs, usable
+from fledge.server.conversation import AllowedTools, ChatMessage, NamedTool, Tool, Tools
+from fledge.server.stream import StreamOptions
 from fledge.server.strict import Several, StrictBody
 from fledge.server.values import (
+    AnyTokenLimit,
     Biases,
     Finite,
     Seed,
@@ -29,51 +33,6 @@ from fledge.server.values import (
 _COLDEST = 0.001  # below it, dividing by the temperature would overflow, and the answer is the greedy one
 _LEAST_TOP_P = 1e-6
 _GUIDED = ("json", "regex", "choice", "grammar")
-
-
-class StreamOptions(StrictBody):
-    """How a stream reports usage."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")
-
-
-class JsonSchema(StrictBody):
-    """`json_schema` of a response_format."""
-
-    name: str | None = Field(None, max_length=512)
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="no effect: every answer follows its schema")
-
-
-class ResponseFormat(StrictBody):
-    """The answer's format, as OpenAI names it."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _schema_where_it_belongs(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema goes with type json_schema and no other")
-        return self
-
-
-class StructuredOutputs(StrictBody):
-    """The answer's format, as vLLM names it; one of these."""
-
-    json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
-    json_object: Literal[True] | None = None
-    regex: str | None = Field(None, max_length=65536)
-    choice: Annotated[list[StopText], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
-    grammar: str | None = Field(None, max_length=65536, description="in Lark's syntax")
-
-    @model_validator(mode="after")
-    def _one(self) -> StructuredOutputs:
-        if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError("give one of json, json_object, regex, choice and grammar")
-        return self
 
 
 class Sampling(StrictBody):
@@ -124,7 +83,9 @@ class Sampling(StrictBody):
 class Generation(Sampling):
     """The fields common to chat and text completions."""
 
+    form_place: ClassVar[str] = "response_format.json_schema.schema"  # what the client calls it
     limit_may_exceed: ClassVar[bool] = False  # max_tokens may be more than the context has room for
+    _form_field: str = PrivateAttr("")  # where the form stands, if the client gives it another name
     model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
     max_tokens: TokenLimit = Field(None, description="-1: as left out")
     min_tokens: Annotated[int | None, Whole] = Field(
@@ -153,6 +114,10 @@ class Generation(Sampling):
     guided_regex: str | None = Field(None, description="structured_outputs.regex")
     guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
+
+    @classmethod
+    def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return renamed.generation(data)
 
     @model_validator(mode="after")
     def _options_of_streams(self) -> Generation:
@@ -183,6 +148,7 @@ class Generation(Sampling):
             if len(guided) > 1:
                 raise ValueError("give one of guided_json, guided_regex, guided_choice and guided_grammar")
             self.structured_outputs = StructuredOutputs.model_validate(guided)
+            self._form_field = f"guided_{next(iter(guided))}"
             for kind in guided:  # now said in one way; a large body is validated twice (`BodyRoute`)
                 setattr(self, f"guided_{kind}", None)
         return self
@@ -222,14 +188,22 @@ class Generation(Sampling):
         requested = self.response_format
         if requested is None or requested.type == "text":
             return None
-        return {"type": "object"} if requested.json_schema is None else requested.json_schema.schema_
+        return {"type": "object"} if requested.json_schema is None else usable(requested.json_schema.schema_)
+
+    @property
+    def form_named(self) -> str:
+        """What the client calls the answer's form."""
+        if self._form_field:
+            return self._form_field
+        if self.structured_outputs is not None:
+            return f"structured_outputs.{next(iter(self.form or {}))}"
+        return "bad_words" if self.bad_words else self.form_place
 
 
 TemplateKwargs = Annotated[
     dict[str, Any],
     Field(max_length=16, description="what the chat template asks for, such as enable_thinking"),
 ]
-Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
 class ChatRequest(Generation):
@@ -237,7 +211,7 @@ class ChatRequest(Generation):
 
     messages: Annotated[list[ChatMessage], Several]
     tools: Tools | None = Field(None, description="functions the answer may call")
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = Field(
         None,
         description="default auto; required: at least one call and nothing else; or the function to call",
     )
@@ -253,6 +227,14 @@ class ChatRequest(Generation):
     reasoning_effort: str | int | None = Field(
         None, description="for chat templates that look at it, otherwise ignored"
     )
+
+    enable_thinking: bool | None = Field(
+        None, description="for chat templates that look at it, otherwise ignored; also `thinking` and `think`"
+    )
+
+    @classmethod
+    def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return renamed.chat(data)
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -276,11 +258,18 @@ class ChatRequest(Generation):
 
     @model_validator(mode="after")
     def _tools_and_choice(self) -> ChatRequest:
-        names = [tool.function.name for tool in self.tools or ()]
+        names = [tool.function.name for tool in self.tools or () if tool]
         if len(set(names)) < len(names):
             raise ValueError("tools has two functions with the same name; rename one")
-        if self.must_call and not self.offered:
+        if self.must_call and not names:
+            raise ValueError("tool_choice asks for a call, but there are no functions in tools; add some")
+        if not self._chosen <= set(names):
             raise ValueError("tool_choice names a function that isn't in tools; add it there")
+        if self.must_call and not self.offered:
+            raise ValueError("tool_choice requires a call and allows no function; allow one")
+        for place, tool in enumerate(self.tools or ()):
+            if tool is not None and not tool._place:
+                tool._place = f"tools.{place}.function.parameters"
         if self.offered and self.bad_words:
             raise ValueError("bad_words can't be combined with tools; leave one of them out")
         if self.offered and self.structured_outputs is not None:
@@ -295,16 +284,28 @@ class ChatRequest(Generation):
     @property
     def must_call(self) -> bool:
         """Whether the answer consists of calls only."""
+        if isinstance(self.tool_choice, AllowedTools):
+            return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def _chosen(self) -> set[str]:
+        """The functions that tool_choice names; none: all."""
+        if isinstance(self.tool_choice, NamedTool):
+            return {self.tool_choice.function.name}
+        if isinstance(self.tool_choice, AllowedTools):
+            return {tool.function.name for tool in self.tool_choice.allowed_tools.tools if tool}
+        return set()
 
     @property
     def offered(self) -> list[Tool]:
         """The functions this answer may call."""
         if self.tool_choice == "none" or not self.tools:
             return []
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool for tool in self.tools if tool.function.name == self.tool_choice.function.name]
-        return self.tools
+        functions = [tool for tool in self.tools if tool is not None]
+        if isinstance(self.tool_choice, NamedTool | AllowedTools):
+            return [tool for tool in functions if tool.function.name in self._chosen]
+        return functions
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -323,6 +324,9 @@ class CompletionRequest(Generation):
     prompt: str | TokenIds | Annotated[list[str], Several] | Annotated[list[TokenIds], Several]
     add_special_tokens: bool | None = Field(
         None, description="default true: those the tokenizer adds, such as a beginning"
+    )
+    max_tokens: AnyTokenLimit = Field(
+        None, description="default 16, also for -1; 0: the prompt is read, and nothing written"
     )
     logprobs: Annotated[int | None, Whole] = Field(None, ge=0, le=20)
     echo: bool | None = Field(None, description="include the prompt in the text")
@@ -372,6 +376,10 @@ class TokenizeRequest(StrictBody):
     add_special_tokens: bool | None = Field(None, description="of `prompt`; default true")
     return_token_strs: bool | None = None
 
+    @classmethod
+    def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return renamed.tokenize(data)
+
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
@@ -388,10 +396,3 @@ class DetokenizeRequest(StrictBody):
 
     model: str | None = Field(None, max_length=512)
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
-
-
-class PredictRequest(StrictBody):
-    """Vertex AI's predict: chat or text completions as instances; parameters apply to all of them."""
-
-    instances: list[dict[str, Any]] = Field(min_length=1, max_length=64)
-    parameters: dict[str, Any] | None = None

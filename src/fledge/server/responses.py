@@ -10,22 +10,32 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fledge.server import errors
+from fledge.server.answer_forms import JsonSchema, ResponseFormat
 from fledge.server.blocks import BlockRenderer
 from fledge.server.errors import ApiError
 from fledge.server.job import Job
 from fledge.server.message import Piece
 from fledge.server.protocol import ChatRequest
 from fledge.server.render import Json, usage
+from fledge.server.response_items import (
+    Offered,
+    append,
+    choice_of,
+    item_of,
+    offered_tools,
+    text_input,
+)
 from fledge.server.response_store import ResponseStore, StoredResponse
 from fledge.server.strict import ForgivingBody, Several, StrictBody, read
-from fledge.server.values import Finite, UserName, Whole
+from fledge.server.values import Finite, TokenLimit, UserName
 
-_IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of items, by type: how they begin
+# Of items, by type: how they begin.
+_IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 _PARTS = {"reasoning": "reasoning_text", "content": "output_text"}  # by kind of text
 
 
@@ -50,10 +60,10 @@ class ResponsesRequest(StrictBody):
     previous_response_id: str | None = Field(None, max_length=128)
     store: bool | None = Field(None, description="false: a later request can't go on from this response")
     stream: bool | None = None
-    max_output_tokens: Annotated[int | None, Whole] = None
+    max_output_tokens: TokenLimit = None
     temperature: Finite | None = None
     top_p: Finite | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -61,7 +71,10 @@ class ResponsesRequest(StrictBody):
     user: UserName = None
     safety_identifier: UserName = None
     metadata: dict[str, Any] | None = Field(None, description="comes back with the response")
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto: as disabled; what is longer than the context is refused"
+    )
+    top_logprobs: Literal[0] | None = None
     background: Literal[False] | None = None
     include: list[str] | None = Field(None, description="no effect")
     stream_options: dict[str, Any] | None = Field(None, description="no effect")
@@ -69,16 +82,17 @@ class ResponsesRequest(StrictBody):
     def chat(self, earlier: Sequence[Json]) -> ChatRequest:
         """The same as a chat completion; an ApiError for what isn't one."""
         instructions = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        offered = self.offered
         fields = {
             "messages": [*instructions, *earlier, *self.messages],
             "max_completion_tokens": self.max_output_tokens,
-            "tools": None if self.tools is None else [_tool(tool) for tool in self.tools],
-            "tool_choice": _choice(self.tool_choice),
+            "tools": [each.tool for each in offered] or None,
+            "tool_choice": choice_of(self.tool_choice, offered),
             "response_format": _form(self.text.format if self.text is not None else None),
             "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
         }
         same = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier")
-        return read(ChatRequest, {**fields, **{name: getattr(self, name) for name in same}})
+        return read(_Chat, {**fields, **{name: getattr(self, name) for name in same}})
 
     def resolve(self, find: Callable[[str], Json]) -> None:
         """Put items of earlier responses in the place of what refers to them by id."""
@@ -94,62 +108,27 @@ class ResponsesRequest(StrictBody):
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         messages: list[Json] = []
-        for item in self.input:
-            _append(messages, item)
+        for number, item in enumerate(self.input):
+            append(messages, item, f"input.{number}", self.offered)
         return messages
 
-
-def _append(messages: list[Json], item: Json) -> None:
-    """One item of an input; calls, reasoning and text that follow each other are one assistant's message."""
-    kind = item.get("type", "message")
-    if kind == "message" and item.get("role") != "assistant":
-        messages.append({"role": item.get("role"), "content": item.get("content")})
-        return
-    if kind == "function_call_output":
-        output = item.get("output")
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        return
-    if kind not in _IDS:
-        raise errors.invalid(f"input holds an item of the type {kind!s:.40}, which isn't supported", "input")
-    if (
-        not messages
-        or messages[-1]["role"] != "assistant"
-        or (kind == "message" and messages[-1].get("content"))
-    ):
-        messages.append({"role": "assistant", "content": None})
-    last = messages[-1]
-    if kind == "message":
-        last["content"] = item.get("content")
-    elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        last["tool_calls"] = [*last.get("tool_calls", ()), call]
-    else:
-        texts = [part.get("text", "") for part in item.get("content") or item.get("summary") or ()]
-        last["reasoning_content"] = "\n".join(map(str, texts)) or None
+    @cached_property
+    def offered(self) -> list[Offered]:
+        """The functions among the tools."""
+        return [] if self.tool_choice == "none" else offered_tools(self.tools or ())
 
 
-def _tool(tool: Json) -> Json:
-    if tool.get("type") != "function":
-        raise errors.invalid(
-            f"tools of the type {tool.get('type')!s:.40} aren't supported; use functions", "tools"
-        )
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+class _Chat(ChatRequest):
+    """A chat completion whose errors name the fields of a response."""
+
+    form_place: ClassVar[str] = "text.format.schema"
 
 
-def _choice(choice: str | Json | None) -> str | Json | None:
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    return choice
-
-
-def _form(form: Json | None) -> Json | None:
+def _form(form: Json | None) -> Json | ResponseFormat | None:
     if form is None or form.get("type") != "json_schema":
-        return form
-    return {
-        "type": "json_schema",
-        "json_schema": {key: value for key, value in form.items() if key != "type"},
-    }
+        return None if form is None else read(ResponseFormat, form, "text.format")
+    schema = {key: value for key, value in form.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": read(JsonSchema, schema, "text.format")}
 
 
 class ResponseRenderer(BlockRenderer):
@@ -163,6 +142,8 @@ class ResponseRenderer(BlockRenderer):
         super().__init__("resp_")
         self._body, self._model, self._earlier = body, model, earlier
         self._store, self._client, self._size = store, client, size
+        self._offered = {each.tool.function.name: each for each in body.offered}
+        self._arguments = ""  # of the call that is open
         self._created = int(time.time())
         self._number = 0  # of a stream's next event
 
@@ -177,7 +158,10 @@ class ResponseRenderer(BlockRenderer):
 
     def _open(self, piece: Piece) -> Iterator[Json]:
         if piece.call is not None:
-            yield from self._item("function_call", call_id=piece.call.id, name=piece.call.name, arguments="")
+            kind, named = item_of(piece.call.name, self._offered)
+            empty = {"input": ""} if kind == "custom_tool_call" else {"arguments": ""}
+            self._arguments = ""
+            yield from self._item(kind, call_id=piece.call.id, **named, **empty)
             return
         if piece.kind == "reasoning":
             yield from self._item("reasoning", summary=[], content=[])
@@ -195,6 +179,9 @@ class ResponseRenderer(BlockRenderer):
 
     def _extend(self, piece: Piece) -> Iterator[Json]:
         item = self._blocks[-1]
+        if item["type"] == "custom_tool_call":  # whose text is known once its JSON is complete
+            self._arguments += piece.text
+            return
         if piece.kind == "call":
             item["arguments"] += piece.text
             yield {"type": "response.function_call_arguments.delta", **self._place(), "delta": piece.text}
@@ -211,6 +198,10 @@ class ResponseRenderer(BlockRenderer):
         if item["type"] == "function_call":
             done = {"arguments": item["arguments"], "name": item["name"]}
             yield {"type": "response.function_call_arguments.done", **place, **done}
+        elif item["type"] == "custom_tool_call":
+            item["input"] = text_input(self._arguments)
+            yield {"type": "response.custom_tool_call_input.delta", **place, "delta": item["input"]}
+            yield {"type": "response.custom_tool_call_input.done", **place, "input": item["input"]}
         else:
             (part,) = item["content"]
             place |= {"content_index": 0}
@@ -236,8 +227,8 @@ class ResponseRenderer(BlockRenderer):
         response = self._response(job)
         if self._body.store is not False:
             answer: list[Json] = []
-            for item in self._blocks:
-                _append(answer, item)
+            for number, item in enumerate(self._blocks):
+                append(answer, item, f"output.{number}", [*self._offered.values()])
             earlier, size = self._earlier, self._size + len(job.text.encode(errors="replace"))
             messages = [*(earlier.messages if earlier else ()), *self._body.messages, *answer]
             size += earlier.size if earlier else 0
@@ -267,7 +258,7 @@ class ResponseRenderer(BlockRenderer):
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": 1.0 if body.top_p is None else body.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "metadata": body.metadata or {},
             "usage": None if job is None else _usage(job),
         }

@@ -78,7 +78,12 @@ class GenerateRequest(StrictBody):
             "logprobs": (self.top_logprobs_num or 0) if self.return_logprob else None,
             "return_token_ids": True,
         }
-        return read(CompletionRequest, fields)
+        completion = read(CompletionRequest, fields)
+        if form:
+            completion._form_field = (
+                "sampling_params.json_schema" if "json" in form else "sampling_params.regex"
+            )
+        return completion
 
     @property
     def several(self) -> bool:

@@ -6,10 +6,20 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from fledge.server.strict import StrictBody
+
 DONE = b"data: [DONE]\n\n"
+
+
+class StreamOptions(StrictBody):
+    """How a stream reports usage."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")
 
 
 class ReaderStalled(Exception):

@@ -40,6 +40,7 @@ def _few(value: Any) -> Any:
 Whole = BeforeValidator(_whole)
 Seed = Annotated[int, Field(ge=-_INT64, lt=_INT64), Whole]
 TokenLimit = Annotated[Annotated[int, Field(ge=1, lt=1 << 31)] | None, BeforeValidator(_limit)]
+AnyTokenLimit = Annotated[Annotated[int, Field(ge=0, lt=1 << 31)] | None, BeforeValidator(_limit)]
 UserName = Annotated[str | None, BeforeValidator(_name)]
 Biases = Annotated[
     dict[str, Annotated[Finite, Field(ge=-100, le=100)]],

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from fledge.base.errors import TargetError
+from fledge.target.history import rewritten
 
 # {"role": ..., "content": ...}; beside these what else the template looks at, such as tool_calls.
 Message = Mapping[str, Any]
@@ -24,6 +25,8 @@ _EXAMPLE_TOOL = {
     "function": {"name": _MARK, "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 _THINKING = re.compile(r"\.thinking\b|[\"']thinking[\"']")  # a template's look at a message's key
+
+_ABOUT_ROLES = re.compile(r"\b(roles?|alternat\w*|order|system|user|assistant|developer)\b", re.IGNORECASE)
 
 
 class ChatTemplate:
@@ -55,18 +58,25 @@ class ChatTemplate:
 
         `options`: of the template, for these messages, beside or instead of those it was made with. `tools`: functions
         the reply may call, as transformers describes them to templates. Without `opening` the assistant's turn isn't
-        opened; with `continues` the last message, which is the assistant's, stays open.
+        opened; with `continues` the last message, which is the assistant's, stays open. A template that refuses the
+        messages is given them in other forms (`history.py`).
         """
         self.check_options(options or {})
         self.check_tools(messages, tools)
-        text = self.render(
-            messages,
-            add_generation_prompt=opening and not continues,
-            continues=continues,
-            options=options,
-            tools=tools,
-        )
-        return self._encode(text)
+        refusals = []
+        for form in (messages, *rewritten([dict(message) for message in messages])):
+            try:
+                text = self.render(
+                    form,
+                    add_generation_prompt=opening and not continues,
+                    continues=continues,
+                    options=options,
+                    tools=tools,
+                )
+                return self._encode(text)
+            except TargetError as refusal:
+                refusals.append(refusal)
+        raise refusals[0]
 
     def check_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         """Raise a TargetError for tools, their calls and their answers if the template knows none."""
@@ -191,7 +201,7 @@ class ChatTemplate:
             )
         except Exception as error:  # templates raise whatever their author chose, as jinja2 or plain errors
             raise TargetError(
-                f"the target's chat template refuses these messages ({error}): give the roles it knows, in its order"
+                f"the target's chat template refuses these messages ({error}): {_advice(str(error))}"
             ) from error
         return text
 
@@ -273,6 +283,13 @@ class ChatTemplate:
     def _encode(self, text: str) -> list[int]:
         """Ids of rendered text, whose special tokens the template has already written."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _advice(refusal: str) -> str:
+    """What to do about a template's own words."""
+    if _ABOUT_ROLES.search(refusal):
+        return "give the roles it knows, in its order"
+    return "change what it names; its words are the template's own"
 
 
 def _in_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

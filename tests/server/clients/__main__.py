@@ -81,7 +81,7 @@ def servers() -> Iterator[dict[str, str]]:
         places = {"CLIENT_MODEL": MODEL, "CLIENT_TARGET": str(target)}
         names = [part for name in (MODEL, *MORE_NAMES) for part in ("--model-name", name)]
         ports = {"CLIENT_URL": free_port(), "CLIENT_PLAIN_URL": free_port()}
-        serve = [sys.executable, "-m", "fledge", "serve", str(target), *names]
+        serve = [sys.executable, "-m", "fledge", "serve", str(target), *names, "--strict-model-name"]
         drafting = [*serve, "--head", str(head), "--port", str(ports["CLIENT_URL"])]
         plain = [*serve, "--plain", "--port", str(ports["CLIENT_PLAIN_URL"])]
         with (
