@@ -18,7 +18,7 @@ def generation(body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(options := fields.get("options"), dict):
         del fields["options"]
         for name, value in options.items():
-            if fields.get(same := _SAME.get(name, name)) is None:
+            if fields.get(same := _SAME.get(str(name), str(name))) is None:
                 fields[same] = value
     for name, same in _SAME.items():
         if name in fields and fields.get(same) in (None, fields[name]):
