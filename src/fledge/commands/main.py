@@ -20,10 +20,11 @@ from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
 from fledge.commands.bench_privacy import bench_privacy
 from fledge.commands.cloud import deploy_app
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
+from fledge.commands.exchange import export, import_
 from fledge.commands.extras import missing_package
 from fledge.commands.learn import learn_app
 from fledge.commands.plan import plan
-from fledge.commands.serving import TemplateKwargs, doctor, export, import_, refuse_both, serve
+from fledge.commands.serving import TemplateKwargs, doctor, refuse_both, serve
 
 if TYPE_CHECKING:
     from fledge.run.folder import Run

@@ -38,14 +38,16 @@ def file_sha256(path: Path, cache: Path) -> str:
     return cached_digest([path], cache, compute)
 
 
-def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str]) -> str:
-    """`compute()`, or its cached result if no file has changed its size or times."""
+def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str], *, also: str = "") -> str:
+    """`compute()`, or its cached result if no file has changed its size or times; `also`: what else it depends on."""
     stamps: list[list[str | int]] = []
     for file in files:
         status = file.stat()
         # A tool that resets the modification time can't reset the change time.
         stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
-    key = hashlib.sha256(json.dumps([_FORMAT, [stamp[0] for stamp in stamps]]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(json.dumps([_FORMAT, also, [stamp[0] for stamp in stamps]]).encode()).hexdigest()[
+        :32
+    ]
     note = cache / "revisions" / f"{key}.json"
     try:
         cached = json.loads(note.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ a tree node or a plain decode step. So greedy speculation equals plain decode bi
 from __future__ import annotations
 
 import ctypes
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -18,6 +19,16 @@ from fledge.target.config import DecoderConfig
 from fledge.target.rope import rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
+# The fields of a config that the kernels compute with, that weights have taken up when they are packed, or that change
+# no forward. Any other, as a new family's, keeps its targets in torch until the kernels know it.
+_COMPUTED = {
+    "architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads",
+    "head_dim", "vocab_size", "rms_norm_eps", "rope_theta", "rope_scaling", "max_position_embeddings",
+    "own_positions", "tie_word_embeddings", "qkv_bias", "qk_norm", "rope_free_layers", "window",
+    "windowed_layers", "window_rope_theta", "query_scale", "embedding_scale", "residual_scale",
+    "logit_scale", "activation", "out_norms", "chosen_layers",
+}  # fmt: skip
+
 
 def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.device | str) -> str:
     """Why the native decoder can't serve this target here; empty when it can."""
@@ -27,6 +38,11 @@ def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.de
         return f"the kernels compute in bfloat16, not {str(dtype).removeprefix('torch.')}"
     if config.experts:
         return f"the kernels have no experts, as {config.architecture} has"
+    unknown = [
+        f.name for f in fields(config) if f.name not in _COMPUTED and getattr(config, f.name) != f.default
+    ]
+    if unknown:
+        return f"the kernels don't compute {unknown[0]}, as {config.architecture} has it"
     return (
         shape_reason(
             config.hidden_size,

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 
 from fledge.sources.files import cached_digest, weight_files
+from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertsConfig
 from fledge.target.tensors import open_weights
 
+# Of a Family, what changes the weights that a decoder computes with and isn't in its config.
+_READING = ("interleaved_rope", "norm_adds_one", "qk_norm_weights", "tensor_names")
 _TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -34,12 +37,14 @@ _TEXT_FILES = (
 def folder_revision(folder: Path, config: DecoderConfig, cache: Path) -> str:
     """The revision of the target in `folder`, from the cache when its files are unchanged."""
     files = [folder / name for name in _TEXT_FILES if (folder / name).exists()] + weight_files(folder)
-    return cached_digest(files, cache, lambda: _compute(folder, config))
+    shape = json.dumps([_shape(config), _reading(config)], sort_keys=True)
+    return cached_digest(files, cache, lambda: _compute(folder, config), also=shape)
 
 
 def _compute(folder: Path, config: DecoderConfig) -> str:
     digest = hashlib.sha256()
-    digest.update(json.dumps([_shape(config), _tokenizer_parts(folder)], sort_keys=True).encode())
+    parts = [_shape(config), _tokenizer_parts(folder), *_reading(config)]
+    digest.update(json.dumps(parts, sort_keys=True).encode())
     handles: dict[str, Any] = {}
     for file in weight_files(folder):
         handle = open_weights(file)
@@ -63,6 +68,14 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
     if config.experts:
         shape["experts"] = _without_defaults(shape["experts"], config.experts)
     return _without_defaults(shape, config)
+
+
+def _reading(config: DecoderConfig) -> list[dict[str, Any]]:
+    """How the architecture's tensors are read, where that isn't as Llama's are; empty if it is."""
+    family = families.find(config.architecture)
+    switches = {name: getattr(family, name) for name in _READING}
+    other = {name: value for name, value in switches.items() if value != getattr(families.Family, name, {})}
+    return [other] if other else []
 
 
 def _without_defaults(values: dict[str, Any], described: DecoderConfig | ExpertsConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
@@ -51,8 +52,11 @@ class Drafted(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """As in `Drafts`."""
-        return [self.shape.nodes - 1] * len(self.tree.token_ids)
+        """As in `Drafts`; on a GPU, whose next round may have overwritten the trees, as if all nodes were proposals."""
+        scores = self.tree.log_probs[:, 1:]
+        if scores.device.type != "cpu":
+            return [scores.shape[1]] * len(scores)
+        return (scores > -torch.inf).sum(1).tolist()
 
     @property
     def rows(self) -> int:

@@ -37,6 +37,10 @@ from fledge.engine.shapes import PLAIN
 class Verifying(Protocol):
     """What a round asks of the target; `verifier.py` has it."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the target has."""
+
     def verify(self, now: Carried, tree: DraftTree, *, chain: bool, features: bool) -> Verified:
         """One forward over the trees' B * N nodes, each of which chooses the next token."""
 
@@ -124,6 +128,6 @@ class TorchRounds:
             zeros = torch.zeros_like(root)
             tree = DraftTree(root.clone(), zeros - 1, zeros, zeros + 1, zeros.float())
             return Drafted(tree, PLAIN, [], None)
-        made = self.drafter.propose(self.batch, plan)
+        made = self.drafter.propose(self.batch, plan).within(self.target.vocab_size)
         shape = bound.cut(nodes=min(bound.nodes, made.token_ids.shape[1]))  # it may propose fewer
         return Drafted(made.select(shape.nodes, shape.reach), shape, made.levels, made.proposal)

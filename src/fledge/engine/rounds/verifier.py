@@ -21,6 +21,11 @@ class Verifier:
         self.target, self.selection = target, selection
         self.records = False  # whether the states along accepted paths are handed out, for a recorder
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the target has."""
+        return self.target.decoder.config.vocab_size
+
     def verify(self, now: Carried, tree: DraftTree, *, chain: bool, features: bool) -> Verified:
         """One forward over the trees' B * N nodes, each of which chooses the next token."""
         requests, nodes = tree.token_ids.shape
