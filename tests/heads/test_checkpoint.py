@@ -126,11 +126,12 @@ def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
 @pytest.mark.parametrize(
     ("rename", "change", "message"),
     [
-        ({"lm_head.weight": "other"}, {}, "borrow"),
-        ({"d2t": "other"}, {}, "no d2t"),
-        ({"fc.weight": "other"}, {}, "no tensor fc.weight"),
+        ({"lm_head.weight": "verifier_lm_head.weight"}, {}, "borrow"),
+        ({"d2t": "verifier_norm.weight"}, {}, "no d2t"),
+        ({"fc.weight": "verifier_norm.weight"}, {}, "no tensor fc.weight"),
+        ({"fc.weight": "other"}, {}, "uses other, which"),
         ({}, {"norm_before_fc": True}, "norm_before_fc"),
-        ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic'"),
+        ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r'rope_scaling\.rope_type="dynamic"'),
         ({}, {"hidden_size": 128}, "its config says"),
         ({}, {"hidden_size": None}, "lacks or misstates hidden_size=None"),
         ({}, {"rms_norm_eps": None}, "lacks or misstates rms_norm_eps=None"),
@@ -146,7 +147,17 @@ def test_a_head_that_cannot_run_is_refused(head: Head, tmp_path: Path, rename, c
 
 @pytest.mark.parametrize(
     "name",
-    ["fc.bias", "midlayer.self_attn.q_proj.bias", "layers.0.self_attn.k_norm.weight", "layers.1.mlp.x"],
+    [
+        "fc.bias",
+        "midlayer.self_attn.q_proj.bias",
+        "layers.0.self_attn.k_norm.weight",
+        "layers.1.mlp.x",
+        "efficient_lm_head.weight",  # EAGLE-4's
+        "efficient_lm_head_down_proj.weight",
+        "mask_hidden",  # P-EAGLE's
+        "midlayer.self_attn.sinks",
+        "input_norm.weight",
+    ],
 )
 def test_a_tensor_that_would_be_left_out_is_refused(head: Head, tmp_path: Path, name: str):
     """Its config need not mention it, and acceptance would only drop."""
