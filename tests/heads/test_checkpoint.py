@@ -201,6 +201,21 @@ def test_yarn_counts_from_the_heads_own_length_where_none_is_named(head: Head, t
     }
 
 
+def test_a_file_or_an_unknown_id_in_a_heads_place_is_answered_by_what_to_name(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_head(head, str(tmp_path / "head"))
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(
+            HeadError, match=rf"{name} is a file, and a head is a folder: name {tmp_path}/head$"
+        ):
+            Head.load(str(tmp_path / "head" / name))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(HeadError, match="no head 'heads/mine': there is no such folder") as caught:
+        Head.load("heads/mine")
+    assert "GGUF" not in str(caught.value)
+
+
 def test_missing_and_truncated_files_are_named(head: Head, tmp_path: Path):
     with pytest.raises(HeadError, match=r"config\.json is missing"):
         Head.load(str(tmp_path))

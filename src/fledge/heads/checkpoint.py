@@ -75,6 +75,8 @@ def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], d
     if not exists(join(url, CONFIG_NAME)):
         if not exists(url):
             raise HeadError(f"no head {url}: there is no such folder{_similar(url)}")
+        if Path(url).is_file():
+            raise HeadError(f"{url} is a file, and a head is a folder: name {posixpath.dirname(url) or '.'}")
         run_head = join(url, "head")  # as in a run's folder
         suggestion = run_head if exists(join(run_head, CONFIG_NAME)) else "a folder with a trained head"
         raise HeadError(
@@ -169,9 +171,14 @@ def local_url(url: str) -> str:
             return str(hub_folder(url, [PICKLE_NAME]))
         except TargetError as error:
             raise HeadError(
-                f"no head {url!r}: there is no such folder, and {error}{_similar(url)}"
+                f"no head {url!r}: there is no such folder, and {_without_gguf(error)}{_similar(url)}"
             ) from error
     return url
+
+
+def _without_gguf(error: TargetError) -> str:
+    """What the hub's error says, without the advice to give a GGUF file: heads in GGUF aren't read."""
+    return str(error).replace(" or GGUF file", "")
 
 
 def _similar(url: str) -> str:

@@ -99,7 +99,7 @@ def _check_features(flat: Mapping[str, Any], fc: Tensor, url: str) -> None:
             f"the head in {url} has an fc of shape {tuple(fc.shape)}, which doesn't read hidden states of {size}: "
             "correct target_hidden_size in its config.json, or get the head again"
         )
-    says = [(f"fc is of shape {tuple(fc.shape)}", count)]
+    says = [(f"fc is of shape {tuple(fc.shape)}, a hidden state of {size}", count)]
     for fields in (flat, flat.get("eagle_config") or {}):
         says.append(("num_aux_hidden_states", fields.get("num_aux_hidden_states") or 3))
         for name in (LAYER_IDS, *OTHER_LAYER_IDS):
