@@ -268,6 +268,15 @@ def test_a_head_of_other_than_three_hidden_states_is_refused_by_their_number(
         Head.load(str(folder))
 
 
+def test_a_nested_field_counts_where_an_outer_one_hides_it(head: Head, tmp_path: Path) -> None:
+    folder = published(head, tmp_path, "speculators", {"attention_bias": False, "sliding_window": None})
+    config = json.loads((folder / "config.json").read_text())
+    config["transformer_layer_config"] |= {"attention_bias": True, "sliding_window": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(HeadError, match="sliding_window=32, attention_bias=true"):
+        Head.load(str(folder))
+
+
 def test_norms_of_features_under_their_former_names_are_the_same_norms(
     target: Target, tmp_path: Path
 ) -> None:

@@ -70,9 +70,10 @@ def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -
     if "fc.weight" in named:
         _check_features(flat, named["fc.weight"], url)
     read_rope(flat, int(flat.get("max_position_embeddings") or 0))
-    _refuse(
-        url, unsupported_fields(flat), "; a field without effect on this head can be deleted from config.json"
-    )
+    # A nested field counts, too, where an outer one hides it.
+    hidden = unsupported_fields(raw["transformer_layer_config"]) if nested else []
+    refused = list(dict.fromkeys([*unsupported_fields(flat), *hidden]))
+    _refuse(url, refused, "; a field without effect on this head can be deleted from config.json")
     return flat
 
 
