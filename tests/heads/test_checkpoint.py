@@ -126,11 +126,12 @@ def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
 @pytest.mark.parametrize(
     ("rename", "change", "message"),
     [
-        ({"lm_head.weight": "other"}, {}, "borrow"),
-        ({"d2t": "other"}, {}, "no d2t"),
-        ({"fc.weight": "other"}, {}, "no tensor fc.weight"),
+        ({"lm_head.weight": "verifier_lm_head.weight"}, {}, "borrow"),
+        ({"d2t": "verifier_norm.weight"}, {}, "no d2t"),
+        ({"fc.weight": "verifier_norm.weight"}, {}, "no tensor fc.weight"),
+        ({"fc.weight": "other"}, {}, "uses other, which"),
         ({}, {"norm_before_fc": True}, "norm_before_fc"),
-        ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling 'dynamic'"),
+        ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r'rope_scaling\.rope_type="dynamic"'),
         ({}, {"hidden_size": 128}, "its config says"),
         ({}, {"hidden_size": None}, "lacks or misstates hidden_size=None"),
         ({}, {"rms_norm_eps": None}, "lacks or misstates rms_norm_eps=None"),
@@ -146,7 +147,17 @@ def test_a_head_that_cannot_run_is_refused(head: Head, tmp_path: Path, rename, c
 
 @pytest.mark.parametrize(
     "name",
-    ["fc.bias", "midlayer.self_attn.q_proj.bias", "layers.0.self_attn.k_norm.weight", "layers.1.mlp.x"],
+    [
+        "fc.bias",
+        "midlayer.self_attn.q_proj.bias",
+        "layers.0.self_attn.k_norm.weight",
+        "layers.1.mlp.x",
+        "efficient_lm_head.weight",  # EAGLE-4's
+        "efficient_lm_head_down_proj.weight",
+        "mask_hidden",  # P-EAGLE's
+        "midlayer.self_attn.sinks",
+        "input_norm.weight",
+    ],
 )
 def test_a_tensor_that_would_be_left_out_is_refused(head: Head, tmp_path: Path, name: str):
     """Its config need not mention it, and acceptance would only drop."""
@@ -188,6 +199,21 @@ def test_yarn_counts_from_the_heads_own_length_where_none_is_named(head: Head, t
         "factor": 2.0,
         "original_max_position_embeddings": 1024,
     }
+
+
+def test_a_file_or_an_unknown_id_in_a_heads_place_is_answered_by_what_to_name(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_head(head, str(tmp_path / "head"))
+    for name in ("config.json", "model.safetensors"):
+        with pytest.raises(
+            HeadError, match=rf"{name} is a file, and a head is a folder: name {tmp_path}/head$"
+        ):
+            Head.load(str(tmp_path / "head" / name))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(HeadError, match="no head 'heads/mine': there is no such folder") as caught:
+        Head.load("heads/mine")
+    assert "GGUF" not in str(caught.value)
 
 
 def test_missing_and_truncated_files_are_named(head: Head, tmp_path: Path):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from fledge.base.errors import HeadError
 from fledge.deploy.exchange import export_head
 from fledge.doctor.traps import engine_findings
 from fledge.draft import DraftVocabulary
 from fledge.heads.engines import engine_targets, refusal, refusals
 from fledge.train.start import random_head
+from tests.heads import tiny_head
 from tests.heads.tiny_head import load_tiny_target
-from tests.tiny import save_tiny_target
+from tests.tiny import TinyShape, save_tiny_target
 
 
 def test_every_row_says_what_it_was_read_from() -> None:
@@ -49,3 +52,29 @@ def test_export_and_doctor_warn_of_a_target_that_the_engine_refuses(
     tied = {**raw, "tie_word_embeddings": True}
     found = [f.what for f in engine_findings("sglang", tied, ["lm_head.weight"], target)]
     assert any("drops the head's lm_head" in what for what in found)
+
+
+@pytest.mark.parametrize(("layers", "others"), [(8, [1, 3, 4]), (6, [0, 2, 4]), (4, [0, 1, 2])])
+def test_a_head_that_reads_the_last_layer_is_not_exported_to_sglang_and_doctor_says_why(
+    layers: int, others: list[int], tmp_path: Path
+) -> None:
+    """SGLang captures what goes into layers, and ends at the first request of such a head."""
+    folder = save_tiny_target(tmp_path / "target", shape=TinyShape(layers=layers))
+    target = load_tiny_target(folder).with_feature_layers((0, 1, layers - 1))
+    tiny_head.random_head(target).save(str(tmp_path / "head"))
+    remedy = rf"target\.feature_layers=\{re.escape(str(others))[1:]}"
+    for form in ("sglang", "specforge"):
+        with pytest.raises(HeadError, match=rf"last layer \({layers - 1}, .*--form vllm.*{remedy}"):
+            export_head(str(tmp_path / "head"), str(tmp_path / form), form=form)
+        assert not (tmp_path / form).exists()
+    export_head(str(tmp_path / "head"), str(tmp_path / "vllm"), form="vllm")
+    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    (finding,) = engine_findings("sglang", raw, [], target)
+    assert finding.fault == "layers"
+    assert "the target's last layer" in finding.what
+    assert str(others) in finding.remedy
+    earlier = load_tiny_target(folder).with_feature_layers(others)
+    tiny_head.random_head(earlier).save(str(tmp_path / "earlier"))
+    export_head(str(tmp_path / "earlier"), str(tmp_path / "sglang"), form="sglang", target=str(folder))
+    raw = json.loads((tmp_path / "sglang" / "config.json").read_text())
+    assert list(engine_findings("sglang", raw, [], earlier)) == []

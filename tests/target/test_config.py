@@ -183,6 +183,35 @@ def test_what_a_config_leaves_to_its_class_is_filled_in_by_transformers() -> Non
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         (GEMMA3 | {"hidden_activation": "relu"}, "hidden_activation='relu' (gelu_pytorch_tanh)"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 (none)"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ({"use_qk_norm": True}, "use_qk_norm=true (false)"),
+        ({"attention_sinks": True}, "attention_sinks"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier=0.22 (1)"),
+        ({"scale_emb": 12}, "scale_emb=12"),
+        ({"attention_chunk_size": 8192}, "attention_chunk_size=8192"),
+        ({"attn_temperature_tuning": True}, "attn_temperature_tuning"),
+        ({"no_rope_layers": [1, 1, 0]}, "no_rope_layers"),
+        ({"rope_interleave": True}, "rope_interleave"),
+        ({"position_embedding_type": "nope"}, "position_embedding_type='nope'"),
+        ({"compression_config": {"bits": 4}}, "compression_config"),
+        (
+            {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta=0.1",
+        ),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types linear_attention"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 128}, "layer_types with windows of 128"),
+        (
+            {
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": 128,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                },
+            },
+            "rope_parameters of their own for windowed layers",
+        ),
     ],
 )
 def test_variants_that_the_decoder_lacks_are_read_and_not_decoded(change: dict[str, Any], named: str) -> None:
@@ -203,11 +232,35 @@ def test_variants_that_the_decoder_lacks_are_read_and_not_decoded(change: dict[s
         {"logits_scaling": 8.0},
         {"architectures": ["GraniteMoeForCausalLM"], "logits_scaling": 8.0},
         {"lm_head_multiplier": 0.04},
+        {"mup_width_multiplier": 8.0},
+        {"architectures": ["MiniCPMForCausalLM"], "dim_model_base": 32},
     ],
 )
 def test_what_no_head_can_learn_from_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(TargetError, match=list(change)[-1]):
         read(**change)
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        {"pretraining_tp": 1, "use_cache": True, "mlp_bias": False, "attention_bias": False, "sliding_window": None},
+        {"architectures": ["Qwen2ForCausalLM"], "use_mrope": False, "use_sliding_window": False, "sliding_window": 256},
+        {"architectures": ["Qwen3ForCausalLM"], "use_qk_norm": True, "layer_types": ["full_attention"] * 30},
+        {"architectures": ["Phi3ForCausalLM"], "embd_pdrop": 0.0, "lm_head_bias": False, "sliding_window": 262144},
+        {
+            "architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+            "attention_multiplier": 0.015625, "logits_scaling": 8.0, "position_embedding_type": "rope",
+        },
+        {"rope_scaling": {"rope_type": "mrope", "mrope_section": [2, 3, 3], "mrope_interleaved": True}},
+        {"a_field_of_next_year": True, "summary_type": "cls_index", "embedding_multiplier": 1.0},
+        GEMMA3 | {"query_pre_attn_scalar": 256, "rope_local_base_freq": 10000.0, "sliding_window": 512},
+    ],
+)  # fmt: skip
+def test_fields_of_published_targets_that_the_decoder_knows_or_needs_not_are_no_obstacle(
+    published: dict[str, Any],
+) -> None:
+    assert read(**published).undecodable == ""
 
 
 def test_multimodal_configs_as_older_versions_wrote_them_are_read() -> None:

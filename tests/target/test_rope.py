@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,11 +54,24 @@ def test_rotation_equals_transformers(kind: str) -> None:
     torch.testing.assert_close(result.transpose(0, 1), expected[0], rtol=1e-6, atol=1e-6)
 
 
-def test_scaling_that_is_no_number_is_one_clear_error() -> None:
-    ours, _ = configs(KINDS["default"])
-    raw = {**ours.__dict__, "rope_scaling": {"rope_type": "linear", "factor": "two"}}
-    with pytest.raises(TargetError, match=r"linear RoPE scaling can't be used"):
-        rope_table(DecoderConfig(**raw), 4)
+@pytest.mark.parametrize(
+    ("scaling", "wrong"),
+    [
+        ({"rope_type": "linear", "factor": "two"}, "factor='two', not a positive number"),
+        ({"rope_type": "linear", "factor": 0}, "factor=0"),
+        ({"rope_type": "linear"}, "the linear RoPE scaling has no factor"),
+        ({"type": "llama3", "factor": 8.0}, "the llama3 RoPE scaling has no low_freq_factor"),
+        ({"type": "llama3", "factor": 8.0, "low_freq_factor": 2, "high_freq_factor": 2}, "equal"),
+        ({"type": "yarn", "factor": 4.0, "beta_fast": "fast"}, "beta_fast='fast'"),
+        ("yarn", "no JSON object"),
+    ],
+)
+def test_scaling_that_gives_no_table_is_one_clear_error(scaling: Any, wrong: str, tmp_path: Path) -> None:
+    _, theirs = configs(KINDS["default"])
+    raw = theirs.to_dict() | {"rope_scaling": scaling}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(TargetError, match=rf"config\.json can't be used.*{wrong}.*download the model again"):
+        DecoderConfig.from_folder(tmp_path)
 
 
 def test_unknown_scaling_names_the_known_ones() -> None:

@@ -20,7 +20,7 @@ from fledge.doctor import diagnose
 from fledge.heads import Head
 from fledge.heads.card import model_card
 from fledge.heads.checkpoint import CONFIG_NAME, write_head
-from fledge.heads.engines import refusal
+from fledge.heads.engines import instead_of_last_layer, refusal, sglang_misses
 from fledge.heads.forms import Form, canonical_tensors, check_form
 from fledge.heads.hub import push_folder
 from fledge.released import RELEASED, head_url
@@ -73,6 +73,9 @@ def export_head(
             f"this head uses norm_before_residual, which engines of the {chosen} form leave out without an error: "
             "use the vllm or speculators form"
         )
+    missed = sglang_misses(head.metadata.feature_layers, head.metadata.target_layers)
+    if missed and chosen in ("sglang", "specforge"):
+        raise HeadError(f"{missed}: {instead_of_last_layer(head.metadata.target_layers)}")
     if torch_dtype == torch.float16:
         _check_float16(head)
     if loaded is not None and (sentence := refusal(chosen, loaded.config.architecture)):

@@ -20,7 +20,7 @@ from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.heads import Head
 from fledge.heads.checkpoint import local_url, read_files
 from fledge.heads.fit import other_weights
-from fledge.heads.foreign import canonical_name
+from fledge.heads.foreign import canonically_named
 from fledge.heads.forms import canonical_tensors
 from fledge.target import Target
 
@@ -82,7 +82,7 @@ def diagnose(
     steps.next("reads the head")
     url = local_url(url)
     raw, tensors = read_files(url)
-    named = {canonical_name(name): tensor for name, tensor in tensors.items()}
+    named = canonically_named(tensors, url)
     findings = list(file_findings(raw, named, target, url))
     measured: list[Measured] = []
     if engine is not None and served is None:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fledge.base.errors import FledgeError
+from fledge.base.errors import HeadError
 from fledge.doctor.findings import Finding
-from fledge.heads.foreign import flat_config, head_metadata, named_layers
+from fledge.heads.foreign import flat_config, head_metadata, named_layers, unused_tensors
 from fledge.heads.forms import FC_NORMS, REQUIRED
 from fledge.target import Target
 from fledge.target.config import are_three_layers
@@ -28,10 +28,17 @@ def file_findings(
 ) -> Iterator[Finding]:
     """Findings from config.json and tensors with canonical names, causes before consequences."""
     try:
-        flat = flat_config(raw, url)
-    except (FledgeError, TypeError, ValueError) as error:
-        yield Finding("unreadable", str(error), "use a plain EAGLE-3 head")
+        flat = flat_config(raw, named, url)
+    except HeadError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        yield Finding("unreadable", what, remedy)
         return
+    except (TypeError, ValueError, AttributeError) as error:
+        yield Finding("unreadable", f"config.json can't be used ({error})", "get the head again")
+        return
+    if unused := unused_tensors(named):
+        what = f"a head would run without {', '.join(unused)}"
+        yield Finding("unreadable", what, "use a plain EAGLE-3 head")
     yield from _sizes(flat, named, target)
     yield from _origin(raw, flat, target)
     yield from _layers(flat, target)

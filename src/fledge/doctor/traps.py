@@ -8,7 +8,7 @@ from typing import Any
 from fledge.base.errors import HeadError
 from fledge.doctor.files import meant_layers
 from fledge.doctor.findings import Finding
-from fledge.heads.engines import refusal
+from fledge.heads.engines import instead_of_last_layer, refusal, sglang_misses
 from fledge.target import Target
 from fledge.target.config import engine_feature_layers
 
@@ -86,7 +86,9 @@ def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Fin
         ids = top or nested
         read = tuple(i - 1 for i in ids)[:3] if ids else default
     meant = meant_layers(raw, target)
-    if read != meant:
+    if engine == "sglang" and (missed := sglang_misses(meant, n)):
+        yield Finding("layers", missed, instead_of_last_layer(n))
+    elif read != meant:
         expected = ", ".join(map(str, meant))
         yield Finding(
             "layers",

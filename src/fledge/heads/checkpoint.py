@@ -23,7 +23,7 @@ from fledge.base.errors import HeadError, StorageError, TargetError, did_you_mea
 from fledge.base.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.weights import HeadParts, HeadWeights
-from fledge.heads.foreign import canonical_name, flat_config, head_config, head_metadata, head_weights
+from fledge.heads.foreign import canonically_named, flat_config, head_config, head_metadata, head_weights
 from fledge.heads.forms import Form, form_config, form_tensors
 from fledge.sources.hub import hub_folder
 
@@ -56,9 +56,9 @@ def read_parts(url: str) -> tuple[HeadConfig, HeadWeights, HeadMetadata]:
     """Read a head's config, weights and metadata from a folder, any fsspec URL, or a hub id."""
     url = local_url(url)
     raw, tensors = read_files(url, checked=True)
-    named = {canonical_name(name): tensor for name, tensor in tensors.items()}
+    named = canonically_named(tensors, url)
     try:
-        flat = flat_config(raw, url)
+        flat = flat_config(raw, named, url)
         metadata = head_metadata(raw, flat)
     except (TypeError, ValueError, AttributeError) as error:
         raise HeadError(f"{join(url, CONFIG_NAME)} can't be used ({error}): get the head again") from error
@@ -75,6 +75,8 @@ def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], d
     if not exists(join(url, CONFIG_NAME)):
         if not exists(url):
             raise HeadError(f"no head {url}: there is no such folder{_similar(url)}")
+        if Path(url).is_file():
+            raise HeadError(f"{url} is a file, and a head is a folder: name {posixpath.dirname(url) or '.'}")
         run_head = join(url, "head")  # as in a run's folder
         suggestion = run_head if exists(join(run_head, CONFIG_NAME)) else "a folder with a trained head"
         raise HeadError(
@@ -169,9 +171,14 @@ def local_url(url: str) -> str:
             return str(hub_folder(url, [PICKLE_NAME]))
         except TargetError as error:
             raise HeadError(
-                f"no head {url!r}: there is no such folder, and {error}{_similar(url)}"
+                f"no head {url!r}: there is no such folder, and {_without_gguf(error)}{_similar(url)}"
             ) from error
     return url
+
+
+def _without_gguf(error: TargetError) -> str:
+    """What the hub's error says, without the advice to give a GGUF file: heads in GGUF aren't read."""
+    return str(error).replace(" or GGUF file", "")
 
 
 def _similar(url: str) -> str:

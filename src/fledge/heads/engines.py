@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 
 import yaml
 from pydantic import BaseModel, ConfigDict
+
+from fledge.target.config import engine_feature_layers
 
 
 class EngineTargets(BaseModel):
@@ -38,6 +40,26 @@ def refusal(engine: str, architecture: str) -> str:
         f"{engine} {known.version} can't draft with EAGLE-3 for {architecture}: {known.refuses[architecture]} "
         f"(read on {known.read})"
     )
+
+
+def sglang_misses(layers: Sequence[int], count: int) -> str:
+    """Why SGLang can't give a head these features, counted by output, of a target with `count` layers; empty if it can.
+
+    Its Llama captures what goes into layers; what comes out of the last goes into none. 0 layers: not known.
+    """
+    if not count or count - 1 not in layers:
+        return ""
+    return (
+        f"the head reads the output of the target's last layer ({count - 1}, counted from 0), which SGLang doesn't "
+        "capture: it would end at the first request"
+    )
+
+
+def instead_of_last_layer(count: int) -> str:
+    """What to do about a head that reads the last of `count` layers."""
+    others = engine_feature_layers(count) or ((0, max(1, count // 2 - 1), count - 2) if count > 3 else ())
+    train = f", or train a head on other layers (target.feature_layers={list(others)})" if others else ""
+    return f"serve it with fledge or vLLM (--form vllm){train}"
 
 
 def refusals(architecture: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.target.config import are_three_layers
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
@@ -40,8 +41,7 @@ def origin_misfits(metadata: HeadMetadata, target: Target) -> list[str]:
     if layers and layers != theirs:
         misfits.append(
             f"features of layers {_joined(layers)}, but this target has {_joined(theirs)} "
-            f"(counted by output; target.feature_layers={list(layers)} selects the head's; if only its config is "
-            "wrong, use fledge import --layers)"
+            f"(counted by output; {_layers_remedy(layers, target.config.num_layers)})"
         )
     if metadata.vocabulary_hash and metadata.vocabulary_hash != target.vocabulary_hash:
         misfits.append("other tokens, though as many of them")
@@ -64,6 +64,21 @@ def other_weights(metadata: HeadMetadata, target: Target) -> str:
         f"is {target.revision[:12]}): expect a similar acceptance of another quantisation, less of a fine-tune; "
         "`fledge doctor` measures it"
     )
+
+
+def _layers_remedy(layers: tuple[int, ...], count: int) -> str:
+    """How to use a head of other layers: the target's features of them, if it has them all."""
+    if are_three_layers(layers, count):
+        return (
+            f"target.feature_layers={list(layers)} selects the head's; if only its config is wrong, use "
+            "fledge import --layers"
+        )
+    remedy = f"the target's {count} layers are 0 to {count - 1}"
+    for step in (-1, 1):  # inputs taken for outputs, or the other way round
+        if are_three_layers(shifted := [layer + step for layer in layers], count):
+            numbers = ",".join(map(str, shifted))
+            return f"{remedy}; if the ids were counted the other way, use fledge import --layers {numbers}"
+    return f"{remedy}; use fledge import --layers with the three it was trained on"
 
 
 def _joined(layers: tuple[int, ...]) -> str:

@@ -1,7 +1,7 @@
 """Reads heads of SGLang, vLLM, speculators, EAGLE and SpecForge into one canonical form.
 
 form                      recognised by                    differences removed here
-SGLang, EAGLE, SpecForge  LlamaForCausalLMEagle3           none: `midlayer.*`, flat config
+SGLang, EAGLE, SpecForge  LlamaForCausalLMEagle3           none: `midlayer.*`, flat config (older: `aux_norm_low`)
 vLLM                      Eagle3LlamaForCausalLM           `layers.0.*`, `model.` prefix
 speculators               speculators_model_type           nested `transformer_layer_config`, `layers.0.*`
 """
@@ -17,60 +17,108 @@ from torch import Tensor
 from fledge.base.errors import HeadError
 from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.weights import HeadWeights
+from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields
 from fledge.heads.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV, REQUIRED
-from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share
+from fledge.target.rope_fields import read_rope
 
-_IDS = "eagle_aux_hidden_state_layer_ids"
+_FORMER_PARTS = {  # SGLang's former names of parts
+    LATER_LAYER: LAYER,
+    **{f"aux_norm_{name}": f"fc_norm.{i}" for i, name in enumerate(("low", "mid", "high"))},
+}
+_USED = frozenset((*REQUIRED, *FC_NORMS, EMBEDDING, "d2t", "t2d"))
+_UNUSED = frozenset(
+    ("verifier_norm.weight", "verifier_lm_head.weight")
+)  # the target's, which speculators trains with
 
 
 def canonical_name(name: str) -> str:
     """The canonical name of a tensor, from its name in any form."""
     name = name.removeprefix("model.")
-    later = f"{LATER_LAYER}."
-    return f"{LAYER}.{name.removeprefix(later)}" if name.startswith(later) else name
+    for former, part in _FORMER_PARTS.items():
+        if name.startswith(f"{former}."):
+            return f"{part}.{name.removeprefix(f'{former}.')}"
+    return name
 
 
-def flat_config(raw: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """One flat mapping for all forms; raises a HeadError for variants the head can't compute."""
-    if "transformer_layer_config" not in raw:
+def canonically_named(tensors: Mapping[str, Tensor], url: str) -> dict[str, Tensor]:
+    """The tensors by canonical name; raises a HeadError if two have the same."""
+    named = {canonical_name(name): tensor for name, tensor in tensors.items()}
+    if len(named) < len(tensors):
+        twice = [name for name in tensors if canonical_name(name) != name and canonical_name(name) in tensors]
+        raise HeadError(
+            f"the head in {url} has {', '.join(twice)} under a second name, too: export it again with each tensor once"
+        )
+    return named
+
+
+def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -> dict[str, Any]:
+    """One flat mapping for all forms; raises a HeadError for variants the head can't compute.
+
+    `named`: the head's tensors, whose shapes tell how many hidden states it reads.
+    """
+    kind, nested = raw.get("speculators_model_type"), "transformer_layer_config" in raw
+    if kind != "eagle3" and (kind or nested):
+        raise HeadError(f"{url} holds a speculator of type {kind!r}; use an EAGLE-3 head (eagle3)")
+    if not nested:
         flat = dict(raw)
     else:
-        if raw.get("speculators_model_type") != "eagle3":
-            kind = raw.get("speculators_model_type")
-            raise HeadError(f"{url} holds a speculator of type {kind!r}; use an EAGLE-3 head (eagle3)")
         layer = raw["transformer_layer_config"]
         outer = {k: v for k, v in raw.items() if k != "transformer_layer_config" and v is not None}
         flat = {**layer, **outer}
-    eagle = flat.get("eagle_config") or {}
-    refused = [
-        f"{key} in eagle_config" for key in ("norm_before_residual", "norm_before_fc") if eagle.get(key)
-    ]
-    required = ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm")
-    refused += [f"{key}=false in eagle_config" for key in required if eagle.get(key) is False]
-    if int(flat.get("num_hidden_layers") or 1) != 1:
-        refused.append(f"num_hidden_layers={flat['num_hidden_layers']}")
-    refused += [key for key in ("norm_before_fc", "attention_bias", "mlp_bias", "bias") if flat.get(key)]
-    if flat.get("hidden_act", "silu") not in ("silu", "swish"):
-        refused.append(f"hidden_act={flat['hidden_act']}")
-    _refuse(url, refused)
+    if flat.get("use_aux_norm"):
+        flat["fc_norm"] = True  # its name in older versions of SGLang
+    if "fc.weight" in named:
+        _check_features(flat, named["fc.weight"], url)
+    read_rope(flat, int(flat.get("max_position_embeddings") or 0))
+    # A nested field counts, too, where an outer one hides it.
+    hidden = unsupported_fields(raw["transformer_layer_config"]) if nested else []
+    refused = list(dict.fromkeys([*unsupported_fields(flat), *hidden]))
+    _refuse(url, refused, "; a field without effect on this head can be deleted from config.json")
     return flat
 
 
-def _refuse(url: str, unsupported: Sequence[str]) -> None:
+def _refuse(url: str, unsupported: Sequence[str], hint: str = "") -> None:
     """Raise a HeadError if the head uses anything unsupported."""
     if unsupported:
         raise HeadError(
-            f"the head in {url} uses {', '.join(unsupported)}, which isn't supported: use a plain EAGLE-3 head"
+            f"the head in {url} uses {', '.join(unsupported)}, which isn't supported: use a plain EAGLE-3 head{hint}"
         )
+
+
+def unused_tensors(named: Mapping[str, Tensor]) -> list[str]:
+    """Tensors, by canonical name, that a head would run without."""
+    unknown = [name for name in named if name not in _USED and name not in _UNUSED]
+    return [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]  # recomputed
+
+
+def _check_features(flat: Mapping[str, Any], fc: Tensor, url: str) -> None:
+    """Raise a HeadError unless the head reads three hidden states of the target, by its fc's shape and its config."""
+    size = int(flat.get("target_hidden_size") or flat.get("hidden_size") or 0)
+    count, rest = divmod(fc.shape[1], size) if fc.dim() == 2 and size > 0 else (3, 0)
+    if rest:
+        raise HeadError(
+            f"the head in {url} has an fc of shape {tuple(fc.shape)}, which doesn't read hidden states of {size}: "
+            "correct target_hidden_size in its config.json, or get the head again"
+        )
+    says = [(f"fc is of shape {tuple(fc.shape)}, a hidden state of {size}", count)]
+    for fields in (flat, flat.get("eagle_config") or {}):
+        says.append(("num_aux_hidden_states", fields.get("num_aux_hidden_states") or 3))
+        for name in (LAYER_IDS, *OTHER_LAYER_IDS):
+            ids = fields.get(name) or ()
+            # The fourth of four is the last layer.
+            says.append((f"{name}={list(ids)}", 3 if len(ids) in (0, 4) else len(ids)))
+    for where, number in says:
+        if number != 3:
+            raise HeadError(
+                f"the head in {url} reads {number} hidden states of the target ({where}), but fledge's heads read "
+                "three: use a head that reads three"
+            )
 
 
 def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str) -> HeadWeights:
     """The fused weights, from tensors with canonical names; a tensor of the head that wouldn't be used is an error."""
-    expected = {*REQUIRED, *FC_NORMS}
-    parts = {"layers", *(name.partition(".")[0] for name in expected)}
-    unexpected = [name for name in named if name.partition(".")[0] in parts and name not in expected]
-    _refuse(url, [name for name in unexpected if not name.endswith("inv_freq")])  # RoPE's are recomputed
-    coarse = [name for name in (*expected, EMBEDDING) if name in named and named[name].dtype.itemsize < 2]
+    _refuse(url, unused_tensors(named))
+    coarse = [name for name in _USED - {"d2t", "t2d"} if name in named and named[name].dtype.itemsize < 2]
     _refuse(url, [f"{name} in 8 bits" for name in sorted(coarse)])
 
     def take(name: str) -> Tensor:
@@ -120,10 +168,6 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
         heads, hidden = int(_number(flat, "num_attention_heads")), int(_number(flat, "hidden_size"))
         positions = int(_number(flat, "max_position_embeddings"))
         theta, scaling = read_rope(flat, positions)
-        if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
-            _refuse(url, [f"RoPE scaling {scaling['rope_type']!r}"])
-        if (share := rotary_share(flat)) != 1.0:
-            _refuse(url, [f"partial_rotary_factor={share:g}"])
         return HeadConfig(
             hidden_size=hidden,
             intermediate_size=int(_number(flat, "intermediate_size")),
@@ -176,8 +220,8 @@ def named_layers(flat: Mapping[str, Any]) -> tuple[int, ...]:
     Top-level ids, and all ids of vLLM's and speculators' own classes, count inputs; nested ids count outputs, as
     SGLang and SpecForge read them.
     """
-    nested = (flat.get("eagle_config") or {}).get(_IDS)
-    top = flat.get(_IDS)
+    nested = (flat.get("eagle_config") or {}).get(LAYER_IDS)
+    top = flat.get(LAYER_IDS)
     ids = [int(i) for i in (top or nested or [])][:3]  # speculators may name the last layer as a fourth
     if not ids:
         return ()

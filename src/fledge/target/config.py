@@ -15,14 +15,19 @@ from fledge.target import families
 from fledge.target.experts import ExpertsConfig
 from fledge.target.families import SUPPORTED_ARCHITECTURES, Family
 from fledge.target.rope_fields import SUPPORTED_SCALING, read_rope, rotary_share
+from fledge.target.switches import unknown_switches
 
 # The head's teacher is hidden state times lm_head.
 _CHANGED_LOGITS = (
     "final_logit_softcapping",
+    "final_logits_softcapping",
     "lm_head_multiplier",
     "logit_scale",
+    "logit_softcapping",
     "logits_mup_width_multiplier",
     "logits_scaling",
+    "logits_soft_cap",
+    "mup_width_multiplier",
     "output_multiplier",
 )
 
@@ -177,7 +182,7 @@ class DecoderConfig:
         window, windowed_layers = int(raw.get("sliding_window") or 0), tuple(family.windowed_layers(raw))
         if not (0 < window < max_positions and windowed_layers):  # all see the whole context
             window, windowed_layers = 0, ()
-        undecodable = _undecodable(raw, name, family, scaling, window)
+        undecodable = _undecodable(raw, name, family, scaling, window, windowed_layers)
         if scaling is not None and scaling["rope_type"] not in SUPPORTED_SCALING:
             scaling = None  # for the head, whose RoPE is its own
         plain = cls(
@@ -234,7 +239,12 @@ def as_transformers_reads(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _undecodable(
-    raw: Mapping[str, Any], name: str, family: Family, scaling: Mapping[str, Any] | None, window: int
+    raw: Mapping[str, Any],
+    name: str,
+    family: Family,
+    scaling: Mapping[str, Any] | None,
+    window: int,
+    windowed: Sequence[int],
 ) -> str:
     """Why the decoder can't run such a target, which it would compute wrongly; empty if it can."""
     if not family.architectures:
@@ -243,16 +253,8 @@ def _undecodable(
     activation = raw.get("hidden_act", family.activations[0])
     if activation not in family.activations:
         problems.append(f"{family.config_name('hidden_act')}={activation!r} ({family.activations[0]})")
-    if raw.get("attn_logit_softcapping"):
-        problems.append(f"attn_logit_softcapping={raw['attn_logit_softcapping']} (none)")
-    if raw.get("use_bidirectional_attention"):
-        problems.append("use_bidirectional_attention=true (false)")
     if 0 < window < MOST_NODES:  # a node of a tree has to see all of its ancestors
         problems.append(f"sliding_window={window} ({MOST_NODES} or more)")
-    if "attention_bias" not in family.understood and raw.get("attention_bias"):
-        problems.append("attention_bias=true (false)")
-    if raw.get("mlp_bias"):
-        problems.append("mlp_bias=true (false)")
     if (share := rotary_share(raw)) != 1.0:
         problems.append(f"partial_rotary_factor={share:g} (1.0)")
     quantised = raw.get("quantization_config")
@@ -261,6 +263,7 @@ def _undecodable(
         problems.append("quantization_config (unquantised weights, or GPT-OSS' in MXFP4)")
     if scaling is not None and scaling["rope_type"] not in family.rope_scalings:
         problems.append(f"RoPE scaling {scaling['rope_type']!r} ({', '.join(family.rope_scalings)})")
+    problems += unknown_switches(raw, family.understood, windowed)
     return f"it uses {', '.join(problems)}; in brackets what the decoder knows" if problems else ""
 
 
@@ -268,6 +271,8 @@ def _refuse_changed_logits(raw: Mapping[str, Any], family: Family) -> None:
     """Refuse a target whose logits aren't hidden state times lm_head: a head would learn other probabilities."""
     names = [key for key in _CHANGED_LOGITS if key not in family.understood]
     found = [f"{key}={raw[key]}" for key in names if raw.get(key) not in (None, 1, 1.0)]
+    if raw.get("dim_model_base") not in (None, raw.get("hidden_size")):  # MiniCPM divides by their ratio
+        found.append(f"dim_model_base={raw['dim_model_base']}")
     if found:
         raise TargetError(
             f"the target changes its logits ({', '.join(found)}), which isn't supported: use another"

@@ -51,20 +51,11 @@ def _frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) ->
         )
     if scaling is None or kind == "default":
         return plain, 1.0
-    try:
-        if kind == "linear":
-            return plain / float(scaling["factor"]), 1.0
-        if kind == "llama3":
-            return _llama3(plain, scaling), 1.0
-        return _yarn(plain, head_dim, theta, scaling)
-    except KeyError as error:
-        raise TargetError(
-            f"the target's {kind} RoPE scaling has no {error.args[0]!r}: download the model again"
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise TargetError(
-            f"the target's {kind} RoPE scaling can't be used ({error}): download the model again"
-        ) from None
+    if kind == "linear":
+        return plain / float(scaling["factor"]), 1.0
+    if kind == "llama3":
+        return _llama3(plain, scaling), 1.0
+    return _yarn(plain, head_dim, theta, scaling)
 
 
 def _llama3(plain: Tensor, scaling: dict[str, Any]) -> Tensor:

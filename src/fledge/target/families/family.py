@@ -56,8 +56,8 @@ class Family:
     fields: Callable[[Fields], Fields] = lambda raw: {}
     # Layers that see `sliding_window` tokens.
     windowed_layers: Callable[[Fields], Sequence[int]] = listed_windows
-    # What is accepted: values of hidden_act, RoPE scalings, quantisations, and fields that are refused elsewhere, as
-    # attention_bias and logits_scaling, because `fields` takes them into account.
+    # What is accepted: values of hidden_act, RoPE scalings, quantisations, and fields and kinds of layers that are
+    # refused elsewhere (`switches.py`, logits_scaling), because `fields` takes them into account.
     activations: tuple[str, ...] = ("silu", "swish")
     rope_scalings: tuple[str, ...] = SUPPORTED_SCALING
     quantisations: tuple[str, ...] = ()

@@ -21,5 +21,6 @@ FAMILY = Family(
     defaults=None,
     fields=_fields,
     activations=("gelu_pytorch_tanh",),
+    understood=("query_pre_attn_scalar", "rope_local_base_freq", "use_qk_norm"),
     norm_adds_one=True,
 )

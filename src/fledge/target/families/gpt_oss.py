@@ -43,6 +43,6 @@ FAMILY = Family(
     defaults=None,
     fields=_fields,
     quantisations=("mxfp4",),
-    understood=("attention_bias",),
+    understood=("attention_bias", "swiglu_limit"),
     read_experts=_read_experts,
 )

@@ -16,5 +16,5 @@ FAMILY = Family(
     ("GraniteForCausalLM",),
     defaults={"max_position_embeddings": 2048},
     fields=_fields,
-    understood=("logits_scaling",),
+    understood=("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"),
 )

@@ -51,6 +51,13 @@ FAMILY = Family(
     defaults={"max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5},
     fields=_fields,
     windowed_layers=lambda raw: (),
+    understood=(
+        "attention_chunk_size",
+        "attn_temperature_tuning",
+        "chunked_attention",
+        "no_rope_layers",
+        "use_qk_norm",
+    ),
     # Norms come after RoPE and take back the factor that yarn puts on it.
     rope_scalings=tuple(kind for kind in SUPPORTED_SCALING if kind != "yarn"),
     tensor_names={"mlp": "feed_forward"},

@@ -22,5 +22,5 @@ FAMILY = Family(
     defaults=DEFAULTS,
     fields=lambda raw: {"qkv_bias": True},
     windowed_layers=late_windows,
-    understood=("attention_bias",),
+    understood=("attention_bias", "qkv_bias"),
 )

@@ -9,4 +9,5 @@ FAMILY = Family(
     defaults=qwen2.DEFAULTS,
     fields=lambda raw: {"qk_norm": True},
     windowed_layers=qwen2.late_windows,
+    understood=("qk_norm", "use_qk_norm"),
 )

@@ -15,5 +15,9 @@ def _fields(raw: Fields) -> Fields:
 
 
 FAMILY = Family(
-    ("Qwen3MoeForCausalLM",), defaults=qwen2.DEFAULTS, fields=_fields, windowed_layers=enabled_windows
+    ("Qwen3MoeForCausalLM",),
+    defaults=qwen2.DEFAULTS,
+    fields=_fields,
+    windowed_layers=enabled_windows,
+    understood=("qk_norm", "use_qk_norm"),
 )

@@ -8,4 +8,5 @@ FAMILY = Family(
     defaults=None,
     fields=lambda raw: {"rope_free_layers": rope_free_layers(raw)},
     windowed_layers=enabled_windows,
+    understood=("no_rope_layers",),
 )
