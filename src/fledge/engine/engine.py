@@ -124,6 +124,7 @@ class Engine:
         runner = head_runner(target, head, draft_weights=draft_weights) if isinstance(head, Head) else head
         parts = build_parts(target.decoder, runner, options)
         self.max_batch, self.recorder = max_batch, recorder
+        self.head_name = head.name if isinstance(head, Head) else ""
         self.overlap = parts.overlap
         self.max_context, self.kv_bytes = parts.max_context, parts.kv_bytes
         self._core = EngineCore(parts, self._text_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,15 @@ class Head:
     """A draft head for one target."""
 
     def __init__(
-        self, config: HeadConfig, weights: HeadWeights, metadata: HeadMetadata | None = None
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        metadata: HeadMetadata | None = None,
+        *,
+        name: str = "",
     ) -> None:
-        self.config = config
+        """`name`: what people call it, of a head that was loaded its folder's."""
+        self.config, self.name = config, name
         self.weights = weights
         self.metadata = metadata or HeadMetadata()
         check_weights(config, weights)
@@ -46,7 +53,7 @@ class Head:
     @classmethod
     def load(cls, url: str) -> Head:
         """Read a head from a folder or hub id, in any known checkpoint form."""
-        return cls(*read_parts(str(url)))
+        return cls(*read_parts(str(url)), name=posixpath.basename(str(url).rstrip("/")))
 
     def save(self, url: str) -> None:
         """Write config.json and model.safetensors (bf16) in the form SGLang and vLLM load, and their checksums."""
@@ -112,7 +119,12 @@ class Head:
         return self.fitted_to(target)._reaching(target.config.max_position_embeddings)
 
     def _reaching(self, positions: int) -> Head:
-        return Head(replace(self.config, max_position_embeddings=positions), self.weights, self.metadata)
+        return Head(
+            replace(self.config, max_position_embeddings=positions),
+            self.weights,
+            self.metadata,
+            name=self.name,
+        )
 
     def target_it_reads(self, target: Target) -> Target:
         """The target with features of the layers this head names, if any and if the target has them."""

@@ -58,6 +58,7 @@ def add_operations(app: FastAPI, server: Server) -> None:
                 "backend": engine.target.backend,
             },
             "speculative": engine.speculative,
+            "head": engine.head_name or None,
             "learning": engine.recorder is not None,  # then /v1/learn says how it goes
             "max_batch": engine.max_batch,
             "max_context": engine.max_context,

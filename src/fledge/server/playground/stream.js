@@ -42,6 +42,13 @@ async function streamChat(body, signal, onChunk) {
   }
 }
 
+// Which head drafts, or what decodes without one.
+function headOf(info) {
+  if (info.head) return `draft head ${info.head}`;
+  if (info.learning) return "no draft head yet, one is learning";
+  return info.speculative ? "a drafter of its own" : "no draft head: plain decode";
+}
+
 async function connect() {
   try {
     const response = await fetch("server_info", { headers: headers() });
@@ -51,7 +58,7 @@ async function connect() {
     const plain = info.engine.shapes.find((row) => row.shape.depth === 0);
     if (plain && plain.requests === plain.rounds && !server.measured) server.plainMs = (1e3 * plain.seconds) / plain.rounds;
     byId("key-bar").hidden = true;
-    byId("model").textContent = info.served_model_name + (info.speculative ? "" : " · no draft head: plain decode");
+    byId("model").textContent = `${info.served_model_name} · ${headOf(info)}`;
     byId("model").classList.remove("error");
     if (info.learning) learning.follow();
   } catch (error) {
