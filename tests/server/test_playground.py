@@ -145,11 +145,12 @@ def test_a_server_that_learns_shows_how_tau_has_risen(browser: webdriver.Chrome,
     with running(Engine(target, max_batch=2, max_context=128, recorder=noted)) as server:
         browser.get(server.url)
         WebDriverWait(browser, WAIT_S).until(lambda _: find(By.ID, "learnt").text)
-        assert find(By.ID, "learnt").text == "tau 1.50 now, 1.00 at first"
-        assert find(By.ID, "learn-state").text == "learning, version 3"
+        assert find(By.ID, "learnt").text == "head's tau 1.50 now, 1.00 at first"
+        assert find(By.ID, "learn-state").text == "version 3: training, 5 steps, 15 to the next measurement"
+        assert "training gets 10 %" in find(By.ID, "learn-why").text
         assert len(find(By.ID, "learn-curve").get_attribute("points").split()) == 3
         browser.execute_script("learning.show({ ...arguments[0], seconds: 3665 })", STATE)
-        assert find(By.ID, "learnt").text == "tau 1.50 now, 1.50 an hour ago"
+        assert find(By.ID, "learnt").text == "head's tau 1.50 now, 1.50 an hour ago"
         shot(browser, "learning")
         assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
 
