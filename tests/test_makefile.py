@@ -49,19 +49,23 @@ def test_an_installation_that_failed_is_tried_again(clone: Path) -> None:
     assert (clone / "calls").read_text().splitlines() == ["try"] * 2
 
 
-def test_an_environment_to_compare_with_that_cannot_be_made_is_named_and_the_other_one_is_used(
+def test_an_environment_to_compare_with_that_cannot_be_made_is_named_and_the_others_are_used(
     clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_by = 'case "$*" in "-m venv"*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python";; *vllm.txt) exit 1;; esac'
+    made_by += '; echo "$@" >> calls'
     program(clone / ".venv" / "bin" / "python", made_by)
     program(clone / "python", "true")
     made = make(clone, "PYTHON=./python", goal="interop")
     assert made.returncode != 0
     assert "tests/interop/vllm.txt can't be installed here" in made.stderr
+    bare = [line for line in (clone / "calls").read_text().splitlines() if "--no-deps" in line]
+    assert [line.split()[-2:] for line in bare] == [["--no-deps", "sglang==0.5.23"]]
     monkeypatch.setattr(interop, "ENVIRONMENTS", clone / interop.ENVIRONMENTS.relative_to(ROOT))
-    for name in ("FLEDGE_SPECULATORS_PYTHON", "FLEDGE_VLLM_PYTHON"):
+    for name in ("FLEDGE_SPECULATORS_PYTHON", "FLEDGE_VLLM_PYTHON", "FLEDGE_SGLANG_PYTHON"):
         monkeypatch.delenv(name, raising=False)
-    assert interop.interpreter("speculators") == str(clone / ".venv/interop/speculators/bin/python")
+    for name in ("speculators", "sglang"):
+        assert interop.interpreter(name) == str(clone / f".venv/interop/{name}/bin/python")
     with pytest.raises(pytest.skip.Exception, match="with vllm: make interop, or set FLEDGE_VLLM_PYTHON"):
         interop.interpreter("vllm")
     monkeypatch.setenv("FLEDGE_VLLM_PYTHON", "/elsewhere/python")

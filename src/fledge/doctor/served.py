@@ -2,7 +2,7 @@
 
 engine    answers from token ids    acceptance of one request
 vLLM      POST /v1/completions      counters spec_decode_num_{drafts,accepted_tokens} before and after
-SGLang    POST /generate            meta_info: completion_tokens / spec_verify_ct
+SGLang    POST /generate            meta_info: spec_num_correct_drafts, spec_verify_ct
 
 Neither exposes its draft logits; tau per prompt is what can be compared from outside.
 `OPENAI_API_KEY` is sent if it is set.
@@ -83,7 +83,12 @@ class ServedEngine:
         reply = self._call("/generate", body)
         meta = reply.get("meta_info") or {}
         verifies = int(meta.get("spec_verify_ct") or 0)
-        tau = int(meta.get("completion_tokens") or 0) / verifies if verifies else 0.0
+        correct = meta.get("spec_num_correct_drafts")
+        if (
+            correct is None
+        ):  # before 0.5.23; the answer's first token is the prefill's, and each verify adds its own
+            correct = int(meta.get("completion_tokens") or 0) - 1 - verifies
+        tau = 1 + max(0, int(correct)) / verifies if verifies else 0.0
         return ServedAnswer(
             [int(i) for i in reply.get("output_ids") or []], str(reply.get("text", "")), verifies, tau
         )
