@@ -79,11 +79,11 @@ def test_a_target_family_of_one_s_own_is_registered_and_decodes(
     try:
         for code in section("docs/extend.md", "Add a target family"):
             execute(code, names)
+        target, engine = names["target"], names["engine"]
+        assert target.weights.layers[1].qkv_bias is not None
     finally:
         families._FAMILIES.pop("ParrotForCausalLM", None)
-    target, engine = names["target"], names["engine"]
     assert (target.config.hidden_size, target.config.max_position_embeddings) == (64, 1024)
-    assert target.weights.layers[1].qkv_bias is not None
     assert len(engine.generate([[5, 6, 7]], max_tokens=8, ignore_eos=True)[0].token_ids) == 8
     with pytest.raises(fledge.TargetError, match="hidden_size=None"):
         fledge.Target.load("tiny-parrot")

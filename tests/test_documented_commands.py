@@ -92,9 +92,9 @@ def test_options_within_sentences_exist(page: Path) -> None:
 
 
 def test_a_command_that_does_not_exist_is_found() -> None:
-    text = '```\nfledge bench server \\\n  --server "a=start:fledge serve --plain --port {port}"\n```\n'
+    text = '```\nfledge bench server \\\n  --server "a=start:fledge serve --plane --port {port}"\n```\n'
     shown = list(fenced(text))
     assert len(shown) == 2
     found, arguments = command(words(shown[1]))
-    with pytest.raises(Exception, match="--plain"):
+    with pytest.raises(Exception, match="--plane"):
         found.make_context(found.name, arguments)

@@ -245,7 +245,10 @@ def test_what_the_chat_template_does_not_ask_for_is_refused(
         assert "doesn't ask for 'enable_thinking'" in told
 
 
-def test_a_fixed_tree_is_one_tree_and_needs_a_head(fledge: Fledge, tiny_target_folder: Path) -> None:
+def test_a_fixed_tree_is_one_tree_and_needs_a_head(
+    fledge: Fledge, tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "set_up_logs", lambda style: None)
     serve = ("serve", tiny_target_folder, "--tree")
     assert "needs a draft head" in fledge.error(*serve, "4-4-16")
     assert "leave --plain out" in fledge.error(*serve, "4-4-16", "--plain")

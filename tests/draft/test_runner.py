@@ -15,7 +15,7 @@ from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables
 from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
-from tests.tiny import save_tiny_target
+from tests.tiny import TinyShape, save_tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -169,4 +169,4 @@ def test_misuse_is_refused(target: Target, head: Head, tmp_path: Path):
     with pytest.raises(EngineError, match="at most 96"):
         runner.forward(rows, kv, features=torch.zeros(2, 192), hidden=None, k=97)
     with pytest.raises(HeadError, match="another target"):
-        head_runner(load_tiny_target(save_tiny_target(tmp_path / "other", seed=5)), head)
+        head_runner(load_tiny_target(save_tiny_target(tmp_path / "other", shape=TinyShape(hidden=128))), head)

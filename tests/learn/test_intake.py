@@ -39,20 +39,20 @@ def stopped() -> Iterator[tuple[Intake, int]]:
 def test_while_the_process_is_stopped_no_more_than_a_share_waits_and_the_rest_is_counted() -> None:
     with stopped() as (intake, _):
         for _ in range(1000):
-            intake.put(tape(), list(range(40)), (0, 0))
+            intake.put(tape(), list(range(40)))
         assert intake.dropped > 800
         assert intake._waiting <= MEMORY // 8
         large = Tape.of("a", 8, SamplingParams())
         large.prefilled(0, torch.zeros(8, MEMORY // 8))
         before = intake.dropped
-        intake.put(large, list(range(40)), (0, 0))
+        intake.put(large, list(range(40)))
         assert intake.dropped == before + 1
 
 
 def test_a_message_never_waits_for_room() -> None:
     with stopped() as (intake, reading):
         for _ in range(1000):
-            intake.put(tape(), list(range(40)), (0, 0))
+            intake.put(tape(), list(range(40)))
         telling = threading.Thread(target=intake.tell, args=({"kind": "back"},), daemon=True)
         telling.start()
         telling.join(30)

@@ -28,7 +28,7 @@ from fledge.train.loss import loss_gradient_
 from tests.base.forked import forked
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target, random_head
-from tests.tiny import save_tiny_target
+from tests.tiny import TinyShape, save_tiny_target
 
 OPTIONS = TrainOptions(
     draft_vocab_size=128,
@@ -332,7 +332,7 @@ def test_training_compares_and_goes_on_from_a_head_that_names_fewer_positions(
 def test_a_head_for_another_target_is_refused(
     features: str, target: Target, undisturbed: Path, tmp_path: Path
 ):
-    other = load_tiny_target(save_tiny_target(tmp_path / "other", seed=9))
+    other = load_tiny_target(save_tiny_target(tmp_path / "other", shape=TinyShape(hidden=128)))
     random_head(other).save(str(tmp_path / "foreign"))
     options = OPTIONS.model_copy(update={"init_head": str(tmp_path / "foreign")})
     with pytest.raises(HeadError, match="another target"):

@@ -29,9 +29,10 @@ from fledge.engine.params import check_request
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import FinishedRound, RoundPlan
 from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, record_prompts
+from fledge.engine.record import copied_lengths
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, traces_of
 from fledge.engine.rounds.prompts import PrefillRun
-from fledge.engine.rounds.result import Drafts, RoundResult
+from fledge.engine.rounds.result import RoundResult
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
 from fledge.native.abi import MOST_NODES
@@ -331,7 +332,7 @@ class EngineCore:
         logprobs = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
         drafted, counts, max_tokens = result.drafted, self._counts, _max_tokens(plan)
         traced = drafted is not None and any(request.trace for request in running)
-        copied = _copied(drafted) if any(request.tape for request in running) else []
+        copied = copied_lengths(drafted) if any(request.tape for request in running) else []
         traces = traces_of(running, drafted.tree, result.path, rows) if drafted and traced else {}
         sizes = [0] * len(rows) if drafted is None else drafted.sizes
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
@@ -387,13 +388,6 @@ class EngineCore:
             except Exception as failure:
                 self.cancel(request.id)
                 self._failed_sinks[request.id] = failure
-
-
-def _copied(drafted: Drafts | None) -> list[int]:
-    """Per request: the length of prompt lookup's match, 0 where the drafts are the head's alone."""
-    if drafted is None or drafted.proposal is None:
-        return [0] * (0 if drafted is None else len(drafted.sizes))
-    return list(drafted.proposal.matched.tolist())
 
 
 def _max_tokens(plan: RoundPlan | None) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fledge.engine.params import SamplingParams
+from fledge.engine.rounds.result import Drafts
 
 _PROMPT = 512  # positions of a prompt, its last ones, whose features are kept
 
@@ -92,3 +93,10 @@ class Tape:
             return None
         first = self.prompt_tokens - len(prompt)
         return Recorded(self.group, list(token_ids[first:]), prompt, states, self.greedy)
+
+
+def copied_lengths(drafted: Drafts | None) -> list[int]:
+    """Per request, the length of prompt lookup's match: 0 where a round's drafts are the head's alone."""
+    if drafted is None or drafted.proposal is None:
+        return [0] * (0 if drafted is None else len(drafted.sizes))
+    return list(drafted.proposal.matched.tolist())

@@ -50,19 +50,6 @@ class Candidates(NamedTuple):
         ids = torch.cat((root[:, None], proposed_ids), 1)
         return cls(ids, parents, number, scores, scores.split(1, 1) if width else ())
 
-    def within(self, vocab_size: int) -> Candidates:
-        """Without tokens that the target doesn't have, and what was proposed below them: such ids are no proposal."""
-        missing = (self.token_ids < 0) | (self.token_ids >= vocab_size)
-        missing[:, 0] = False
-        ancestor = self.parents
-        for _ in range((self.token_ids.shape[1] - 1).bit_length()):  # 1, 2, 4, ... generations
-            missing = missing | missing.gather(1, ancestor)
-            ancestor = ancestor.gather(1, ancestor)
-        return self._replace(
-            token_ids=self.token_ids.masked_fill(missing, -1),
-            log_probs=self.log_probs.masked_fill(missing[:, 1:], -torch.inf),
-        )
-
     def select(self, nodes: int, reach: int) -> DraftTree:
         """The trees of the nodes - 1 best candidates each, root first, parents before children; `reach` levels deep.
 

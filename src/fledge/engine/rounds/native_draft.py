@@ -56,9 +56,10 @@ class NativeDraft:
 
     @property
     def sizes(self) -> list[int]:
-        """[B], nodes of each request below the root."""
+        """[B], nodes of each request below the root that hold a proposal."""
         begin = self._requests * (self._bound.lookup + 1)
-        sizes: list[int] = self._room[begin : begin + self._requests].tolist()
+        verified = self._room[begin : begin + self._requests]
+        sizes: list[int] = (self.tree.log_probs[:, 1:] > -torch.inf).sum(1).minimum(verified).tolist()
         return sizes
 
     @cached_property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from fledge.draft.tree import DraftTree
@@ -52,11 +51,9 @@ class Drafted(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """As in `Drafts`; on a GPU, whose next round may have overwritten the trees, as if all nodes were proposals."""
+        """As in `Drafts`; of a GPU, whose next round may have overwritten the trees, all nodes."""
         scores = self.tree.log_probs[:, 1:]
-        if scores.device.type != "cpu":
-            return [scores.shape[1]] * len(scores)
-        return (scores > -torch.inf).sum(1).tolist()
+        return (scores > float("-inf")).sum(1).tolist() if scores.is_cpu else [scores.shape[1]] * len(scores)
 
     @property
     def rows(self) -> int:

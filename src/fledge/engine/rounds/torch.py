@@ -37,10 +37,6 @@ from fledge.engine.shapes import PLAIN
 class Verifying(Protocol):
     """What a round asks of the target; `verifier.py` has it."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that the target has."""
-
     def verify(self, now: Carried, tree: DraftTree, *, chain: bool, features: bool) -> Verified:
         """One forward over the trees' B * N nodes, each of which chooses the next token."""
 
@@ -102,8 +98,7 @@ class TorchRounds:
         clock.lap("verify")
         chosen = verified.chosen.view_as(tree.token_ids)
         accepted = accept(tree, chosen, shape.reach, batch.speculating().mask)
-        first = torch.arange(batch.size, device=batch.device)[:, None] * shape.nodes
-        rows = accepted.path + first  # [B, D + 1]
+        rows = accepted.path + torch.arange(batch.size, device=batch.device)[:, None] * shape.nodes
         logprobs = self.target.emit(verified, rows, accepted)
         clock.lap("accept")
         if not shape.chain:  # a chain's nodes are where they belong already
@@ -128,6 +123,6 @@ class TorchRounds:
             zeros = torch.zeros_like(root)
             tree = DraftTree(root.clone(), zeros - 1, zeros, zeros + 1, zeros.float())
             return Drafted(tree, PLAIN, [], None)
-        made = self.drafter.propose(self.batch, plan).within(self.target.vocab_size)
+        made = self.drafter.propose(self.batch, plan)
         shape = bound.cut(nodes=min(bound.nodes, made.token_ids.shape[1]))  # it may propose fewer
         return Drafted(made.select(shape.nodes, shape.reach), shape, made.levels, made.proposal)

@@ -21,18 +21,15 @@ class Verifier:
         self.target, self.selection = target, selection
         self.records = False  # whether the states along accepted paths are handed out, for a recorder
 
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that the target has."""
-        return self.target.decoder.config.vocab_size
-
     def verify(self, now: Carried, tree: DraftTree, *, chain: bool, features: bool) -> Verified:
         """One forward over the trees' B * N nodes, each of which chooses the next token."""
         requests, nodes = tree.token_ids.shape
+        last = self.target.decoder.config.vocab_size - 1
         return self.choose(
             now,
             tree,
-            tokens=tree.token_ids.clamp(min=0).to(torch.int32).view(-1),  # an empty node is never accepted
+            # An empty node is never accepted, nor one whose token the target doesn't have.
+            tokens=tree.token_ids.clamp(0, last).to(torch.int32).view(-1),
             positions=(now.length[:, None] + tree.depths).view(-1).to(torch.int32),
             row_start=torch.arange(requests + 1, dtype=torch.int32, device=now.length.device) * nodes,
             mask=None if chain else tree.window_mask.reshape(-1),
