@@ -29,6 +29,7 @@ from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner import RoundPlan
 from fledge.engine.rounds import graphs
 from fledge.engine.rounds.graphs import CudaRecorder, GraphRounds
+from fledge.target.decoder import TorchDecoder
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head, serve
 from tests.engine.op_recorder import act_like_a_gpu
@@ -50,9 +51,11 @@ def looping(tmp_path_factory: pytest.TempPathFactory) -> Target:
     shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
     folder = save_tiny_target(tmp_path_factory.mktemp("looping") / "llama", shape=shape)
     made = Target.load(str(folder), dtype="float32", backend="torch")
-    for layer in made.weights.layers:
+    weights = made.weights
+    for layer in weights.layers:
         layer.o.mul_(0.1)
         layer.down.mul_(0.1)
+    made.__dict__["decoder"] = TorchDecoder(made.config, weights)
     return made
 
 
