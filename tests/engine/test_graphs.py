@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fledge.base.errors import EngineError
 from fledge.engine import (
@@ -29,7 +30,6 @@ from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner import RoundPlan
 from fledge.engine.rounds import graphs
 from fledge.engine.rounds.graphs import CudaRecorder, GraphRounds
-from fledge.target.decoder import TorchDecoder
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head, serve
 from tests.engine.op_recorder import act_like_a_gpu
@@ -50,13 +50,12 @@ def looping(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """A target whose layers say little: the next token follows from the last few, and answers go in circles."""
     shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
     folder = save_tiny_target(tmp_path_factory.mktemp("looping") / "llama", shape=shape)
-    made = Target.load(str(folder), dtype="float32", backend="torch")
-    weights = made.weights
-    for layer in weights.layers:
-        layer.o.mul_(0.1)
-        layer.down.mul_(0.1)
-    made.__dict__["decoder"] = TorchDecoder(made.config, weights)
-    return made
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] *= 0.1
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return Target.load(str(folder), dtype="float32", backend="torch")
 
 
 def make_engine(target: Target, *, recorded: bool, seed: int = 3, max_batch: int = 4) -> Engine:
