@@ -85,14 +85,15 @@ def load_pair(
         drafts = _checked(named, loaded)
         logger.info("%s: drafting with the head %s", loaded.name, head)
         return loaded, drafts
-    if head is None and released_folder(loaded) is None:
+    shipped = released_folder(loaded)
+    if head is None and shipped is None:
         logger.info(
             "%s: decoding plainly, since no head ships for it; name a --head, or train one with fledge run or "
             "fledge serve --learn",
             loaded.name,
         )
         return loaded, None
-    drafts = released_head(loaded)
+    drafts = released_head(loaded) if shipped is None else _checked(Head.load(shipped), loaded)
     logger.info("%s: drafting with the released head", loaded.name)
     return loaded, drafts
 
