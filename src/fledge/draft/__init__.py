@@ -10,7 +10,7 @@ Files:
 """
 
 from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.draft.runner import DraftOutput, DraftWeights, HeadRunner, TorchHeadRunner
+from fledge.draft.runner import DraftOutput, HeadRunner, TorchHeadRunner
 from fledge.draft.tree import DraftTree
 from fledge.draft.vocabulary import DraftVocabulary, count_generated
 from fledge.draft.weights import HeadParts, HeadWeights

@@ -14,7 +14,8 @@ from torch import Tensor
 from fledge.base.errors import EngineError
 from fledge.draft.config import HeadConfig
 from fledge.draft.race import Draws
-from fledge.draft.runner import DraftOutput, DraftWeights
+from fledge.draft.config import DraftWeights
+from fledge.draft.runner import DraftOutput
 from fledge.draft.weights import HeadWeights
 from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library

@@ -5,7 +5,7 @@ The head's KV index p belongs to position p, where the head has read x[p+1] and 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,6 @@ from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
 from fledge.target.qkv import rotate_and_store
 from fledge.target.rope import rope_tables
-
-DraftWeights = Literal["int8", "bfloat16"]  # storage of the head's matrices
 
 
 class DraftOutput(NamedTuple):

@@ -6,9 +6,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
-import numpy as np
-from torch import Tensor
-
 from fledge.base.errors import EngineError
 
 
@@ -38,7 +35,8 @@ def switch(name: str, value: object) -> bool:
 
 def listed(values: object) -> object:
     """An array's or a tensor's values as a list; anything else as it is."""
-    return values.tolist() if isinstance(values, np.ndarray | Tensor) else values
+    tolist = getattr(values, "tolist", None)
+    return values if tolist is None else tolist()
 
 
 def whole_numbers(name: str, values: object) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import queue
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -14,18 +15,16 @@ import numpy as np
 from torch import Tensor
 
 from fledge.base.errors import EngineError
-from fledge.draft.runner import DraftWeights, HeadRunner
+from fledge.draft.runner import HeadRunner
 from fledge.engine.build import build_parts, refuse_unfit
 from fledge.engine.checks import listed, switch, whole_numbers
 from fledge.engine.core import EngineCore
 from fledge.engine.detokenize import Detokenizer, decode_answer
-from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.options import EngineOptions
 from fledge.engine.params import SamplingOptions, SamplingParams, params_from, params_of_each
-from fledge.engine.record import Recorder, Tape
+from fledge.engine.record import Tape
 from fledge.engine.request import Completion, Request, Sink, StepResult
-from fledge.engine.shapes import TreeShape
 from fledge.engine.stats import EngineStats
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower, Grammars
@@ -51,79 +50,34 @@ class Piece:
 class Engine:
     """Serves a target, faster with a draft head; `head=None` is plain decode.
 
-    drafter: a drafter of your own in place of a head (`fledge.engine.Drafter`), or `Lookup()`: prompt lookup alone.
-    max_context: most tokens of a prompt and its answer together; left out, what target and memory allow.
-    kv_tokens: tokens the KV pool holds; left out, a quarter of the host's free memory at most, on a GPU nine tenths of
-    what weights and activations leave.
-    tree: the draft tree of every round; left out, the planner chooses, "no speculation" included.
-    lookup: most tokens that prompt lookup adds to a draft tree, from repetitions in the request's own tokens; 0: none;
-    left out, 15 unless `tree` says otherwise.
-    prefill_rows: most prompt tokens run in one forward; busy_prefill_rows: the same while other requests decode,
-    since they wait for it.
-    fair_prefill: short prompts don't wait for long ones; False: prompts run in the order in which they came.
-    prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
-    draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
-    overlap: the host works on a round's results while the next round runs; only on GPUs, and there unless False.
-    tuned: by number of requests, the tree the planner begins with (`fledge tune`, `engine.shape_text.read_tuned`); it
-    goes its own way once it has measured enough.
-    cuda_graphs: rounds are recorded when the engine starts, and replayed (`rounds/graphs.py`); needs a GPU and Triton,
-    and is on there unless False, or unless a drafter of your own or a mixture of experts that isn't in bf16 reads
-    values on the host.
-    recorder: gets the states of requests submitted with `record`, to learn from (`fledge.learn`); on a CPU.
+    Its options are the fields of `EngineOptions`, given as one or as keywords.
     """
 
     def __init__(
         self,
         target: Target,
         head: Head | HeadRunner | None = None,
-        *,
-        drafter: Drafter | None = None,
-        max_batch: int = 16,
-        max_context: int | None = None,
-        kv_tokens: int | None = None,
-        tree: TreeShape | None = None,
-        lookup: int | None = None,
-        prefill_rows: int = 1024,
-        busy_prefill_rows: int = 256,
-        fair_prefill: bool = True,
-        prefix_cache: bool = True,
-        draft_weights: DraftWeights | None = None,
-        overlap: bool | None = None,
-        tuned: Mapping[int, TreeShape] | None = None,
-        cuda_graphs: bool | None = None,
-        recorder: Recorder | None = None,
+        options: EngineOptions | None = None,
+        **keywords: Any,
     ) -> None:
+        """Raises EngineError for options that are invalid, or that target and head don't allow."""
         if not isinstance(target, Target):
             raise EngineError(f"target is {target!r}; load it first: Target.load(...)")
         if not (head is None or hasattr(head, "allocate_kv") or isinstance(head, Head)):
             raise EngineError(f"head is {head!r}; load it first: Head.load(...)")
-        if draft_weights is not None and not isinstance(head, Head | None):
+        options = EngineOptions(**keywords) if options is None else options.changed(**keywords)
+        if options.draft_weights is not None and not isinstance(head, Head | None):
             raise EngineError("draft_weights is for a draft head that the engine loads; leave it out")
-        options = EngineOptions(
-            drafter=drafter,
-            max_batch=max_batch,
-            max_context=max_context,
-            kv_tokens=kv_tokens,
-            tree=tree,
-            lookup=lookup,
-            prefill_rows=prefill_rows,
-            busy_prefill_rows=busy_prefill_rows,
-            fair_prefill=fair_prefill,
-            prefix_cache=prefix_cache,
-            draft_weights=draft_weights,
-            overlap=overlap,
-            tuned=tuned,
-            cuda_graphs=cuda_graphs,
-            recorder=recorder,
-        )
         options.check_head(given=head is not None)
         refuse_unfit(target, options)
         if isinstance(head, Head):
             target = head.target_it_reads(target)
         self.target = target
-        runner = head_runner(target, head, draft_weights=draft_weights) if isinstance(head, Head) else head
+        runner = head
+        if isinstance(head, Head):
+            runner = head_runner(target, head, draft_weights=options.draft_weights)
         parts = build_parts(target.decoder, runner, options)
-        self.max_batch, self.recorder = max_batch, recorder
+        self.max_batch, self.recorder = options.max_batch, options.recorder
         self.head_name = head.name if isinstance(head, Head) else ""
         self.overlap = parts.overlap
         self.max_context, self.kv_bytes = parts.max_context, parts.kv_bytes
@@ -391,3 +345,12 @@ class _Answer:
 
     def cancel(self) -> None:
         self._engine._core.leave(self._request)
+
+
+# For `help` and editors: the keywords by name.
+Engine.__init__.__signature__ = inspect.signature(Engine.__init__).replace(  # type: ignore[attr-defined]
+    parameters=[
+        *[one for one in inspect.signature(Engine.__init__).parameters.values() if one.kind is not one.VAR_KEYWORD],
+        *EngineOptions.signature().parameters.values(),
+    ]
+)

@@ -1,78 +1,116 @@
-"""What an engine is told at its start, checked as far as that goes without a target, whose loading may take minutes."""
+"""Engine options. Everything that can be validated before the target is loaded is validated here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from fledge.base.errors import EngineError
-from fledge.draft.runner import DraftWeights
-from fledge.engine.checks import switch, whole
-from fledge.engine.drafters.drafter import Drafter
-from fledge.engine.record import Recorder
-from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape
+from fledge.base.options import Flag, Options, Switch, Whole
+from fledge.draft.config import DraftWeights
+from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape, shape_from
+
+# Options that other rooms offer, too, such as a recipe's bench part.
+LookupTokens = Annotated[
+    Whole | None,
+    Field(
+        ge=0,
+        lt=MAX_NODES,
+        description="tokens prompt lookup may add to a draft tree, from repetitions in the request's own tokens; "
+        "0: none; left out, 15, or the number of a fixed `tree`",
+    ),
+]
+DraftWeightsOption = Annotated[
+    DraftWeights | None,
+    Field(description="type of the head's matrices; left out, int8 on the CPU kernels, else the target's type"),
+]
+Overlap = Annotated[
+    Switch | None,
+    Field(
+        description="handle a round's results on the host while the next round runs; on GPUs only, and there by default"
+    ),
+]
+CudaGraphs = Annotated[
+    Switch | None,
+    Field(
+        description="record rounds at start and replay them; on GPUs with Triton only, and there by default unless a "
+        "drafter of your own or a mixture of experts reads values on the host"
+    ),
+]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """`Engine` says what each of them means."""
+def _shape(value: object) -> object:
+    return shape_from(value) if isinstance(value, str) else value
 
-    drafter: Drafter | None = None
-    max_batch: int = 16
-    max_context: int | None = None
-    kv_tokens: int | None = None
-    tree: TreeShape | None = None
-    lookup: int | None = None
-    prefill_rows: int = 1024
-    busy_prefill_rows: int = 256
-    fair_prefill: bool = True
-    prefix_cache: bool = True
-    draft_weights: DraftWeights | None = None
-    overlap: bool | None = None
-    tuned: Mapping[int, TreeShape] | None = None
-    cuda_graphs: bool | None = None
-    recorder: Recorder | None = None
 
-    def __post_init__(self) -> None:
-        wholes = ("max_batch", "prefill_rows", "busy_prefill_rows", "max_context", "kv_tokens", "lookup")
-        for name in wholes:
-            if (number := getattr(self, name)) is not None:
-                whole(name, number)
-        for name in ("fair_prefill", "prefix_cache", "cuda_graphs", "overlap"):
-            if (on := getattr(self, name)) is not None:
-                switch(name, on)
-        if self.tree is not None and not isinstance(self.tree, TreeShape):
-            raise EngineError(f"tree is {self.tree!r}; use a TreeShape, or leave it out")
-        if self.max_batch < 1:
-            raise EngineError(f"max_batch is {self.max_batch}; an engine runs at least one request at a time")
-        for name in ("prefill_rows", "busy_prefill_rows"):
-            if (rows := getattr(self, name)) < 1:
-                raise EngineError(
-                    f"{name} is {rows}; a prefill forward needs at least one row, better hundreds"
-                )
-        if self.max_context is not None and self.max_context < 2:
-            raise EngineError(
-                f"max_context is {self.max_context}; an answer and its prompt take at least 2 tokens"
-            )
-        if self.kv_tokens is not None and self.kv_tokens < 1:
-            raise EngineError(
-                f"kv_tokens is {self.kv_tokens}; a KV pool holds at least one token, better thousands"
-            )
-        if self.lookup is not None and not 0 <= self.lookup < MAX_NODES:
-            raise EngineError(f"lookup is {self.lookup}; let it propose 0 (none) to {MAX_NODES - 1} tokens")
-        if self.tuned is not None and not (
-            isinstance(self.tuned, Mapping)
-            and all(isinstance(n, int) and isinstance(shape, TreeShape) for n, shape in self.tuned.items())
-        ):
-            raise EngineError(
-                f"tuned is {self.tuned!r}; use a dictionary of numbers of requests and TreeShapes, as read_tuned gives "
-                "it"
-            )
+def _drafter(value: object) -> object:
+    """An instance of a drafter that is given as `module:Class`; any other value must be a drafter already."""
+    from fledge.base.plugs import imported
+    from fledge.engine.drafters.drafter import Drafter
+
+    if not isinstance(value, str):
+        if value is None or isinstance(value, Drafter):
+            return value
+        raise ValueError("derive it from fledge.engine.Drafter")
+    kind = imported(value)
+    if not (isinstance(kind, type) and issubclass(kind, Drafter)):
+        raise ValueError("name a class that derives from fledge.engine.Drafter")
+    try:
+        return kind()
+    except Exception as error:
+        raise ValueError(f"calling it without arguments failed: {error}") from error
+
+
+class EngineOptions(Options):
+    """Options of an engine."""
+
+    error = EngineError
+
+    max_batch: Annotated[Whole, Flag(first=True)] = Field(16, ge=1, description="requests decoded at once")
+    max_context: Annotated[Whole | None, Flag(first=True)] = Field(
+        None,
+        ge=2,
+        description="maximum number of tokens of a prompt and its answer together; left out, what target and memory "
+        "allow",
+    )
+    kv_tokens: Annotated[Whole | None, Flag(first=True)] = Field(
+        None,
+        ge=1,
+        description="tokens that the KV pool holds, which grows by use on a CPU; left out, a quarter of the free "
+        "memory at most, on a GPU nine tenths of what weights and activations leave",
+    )
+    drafter: Annotated[Any, BeforeValidator(_drafter), Flag(metavar="MODULE:CLASS")] = Field(
+        None,
+        description="a drafter of your own in place of a head, or fledge.engine:Lookup for prompt lookup alone",
+    )
+    tree: Annotated[TreeShape | None, BeforeValidator(_shape), Flag(metavar="DEPTH-TOPK-NODES")] = Field(
+        None,
+        description="the draft tree of every round, such as 4-4-16; left out, a planner chooses from measured costs "
+        'and acceptance, "no speculation" included',
+    )
+    lookup: LookupTokens = None
+    prefill_rows: Whole = Field(1024, ge=1, description="maximum number of prompt tokens in one forward")
+    busy_prefill_rows: Whole = Field(
+        256, ge=1, description="the same while other requests decode, since they wait for that forward"
+    )
+    fair_prefill: Switch = Field(
+        True, description="short prompts don't wait for long ones; otherwise prompts run in order of arrival"
+    )
+    prefix_cache: Switch = Field(
+        True, description="requests reuse what earlier ones with the same first tokens left in the KV pool"
+    )
+    draft_weights: DraftWeightsOption = None
+    overlap: Overlap = None
+    cuda_graphs: CudaGraphs = None
+    recorder: Annotated[Any, Flag(hidden=True)] = Field(
+        None,
+        description="gets the hidden states of requests submitted with `record`, to learn from "
+        "(fledge.learn); on a CPU",
+    )
 
     def check_head(self, *, given: bool) -> None:
         """Raise an EngineError for what needs a draft head, if there is none to be."""
-        if self.drafter is not None and not isinstance(self.drafter, Drafter):
-            raise EngineError(f"drafter is {self.drafter!r}; derive it from fledge.engine.Drafter")
         if self.drafter is not None and given:
             raise EngineError("there are a head and a drafter; leave one of them out")
         if not given and self.draft_weights is not None:
@@ -87,8 +125,4 @@ class EngineOptions:
         if self.lookup and (not given or self.tree == PLAIN):
             raise EngineError(
                 f"lookup={self.lookup} needs a draft head and a tree; give the engine both or leave it out"
-            )
-        if self.tuned and (not given or self.tree is not None):
-            raise EngineError(
-                "tuned is what the planner begins with: it needs a draft head and no fixed tree"
             )

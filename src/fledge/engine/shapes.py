@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 
 from fledge.base.errors import EngineError
@@ -13,6 +14,8 @@ from fledge.native.abi import MOST_NODES
 MAX_DEPTH = 8
 MAX_NODES = 32
 TOPKS = (1, 2, 4, 8)
+
+_SHAPE = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
 @dataclass(frozen=True, order=True)
@@ -80,6 +83,14 @@ class TreeShape:
 
 
 PLAIN = TreeShape(0, 1, 1)
+
+
+def shape_from(text: str) -> TreeShape:
+    """The shape written as depth-topk-nodes, such as 4-4-16."""
+    match = _SHAPE.fullmatch(text.strip())
+    if match is None:
+        raise EngineError(f"{text!r} is not a tree shape; write depth-topk-nodes such as 4-4-16")
+    return TreeShape(*(int(number) for number in match.groups()))
 
 
 @functools.cache

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from fledge.base.errors import HeadError
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
-from fledge.draft.runner import DraftWeights, HeadRunner, TorchHeadRunner
+from fledge.draft.config import DraftWeights
+from fledge.draft.runner import HeadRunner, TorchHeadRunner
 from fledge.heads.head import Head
 
 if TYPE_CHECKING:

@@ -1,46 +1,62 @@
-"""What a server that learns is told."""
+"""Options of a server that learns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from fledge.base.errors import ServerError
+from fledge.base.options import Flag, Options, Switch, Whole
 from fledge.train.options import TrainOptions
 
-# Learning has no last step, so the rate stays, and the averaged weights are the candidates.
+# Learning has no last step, so the learning rate stays constant, and candidates are averaged weights.
 _TRAIN = TrainOptions(ttt_steps=4, batch_tokens=512, ema=0.98)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnOptions:
+class LearnOptions(Options):
     """How a server learns."""
 
-    folder: str  # where the versions are kept
-    memory: int | None = None  # bytes of conversations; None: room for 20,480 tokens
-    share: float = 0.1  # of the time while requests run that training gets; they wait for it
-    privacy: bool = False  # predict no token of what the privacy filter finds
-    excluded: tuple[str, ...] = ()  # groups of traffic that nothing is learnt from
-    keep: int = 5  # versions
-    heldout: float = 0.125  # share of the conversations that candidates are measured on
-    heldout_tokens: int = 8192  # at most
-    start_tokens: int = 4096  # conversations' tokens before training starts
-    measure_every: int = 20  # steps between two measurements
-    passes: float = 8.0  # over each conversation, at most; then it waits for more
-    least_gain: float = 0.02  # of tau that a swap has to bring for sure
-    train: TrainOptions = field(default=_TRAIN)
+    error = ServerError
 
-    def __post_init__(self) -> None:
-        if self.keep < 2:
-            raise ServerError(
-                f"keep is {self.keep}; keep at least 2 versions, so that there is one to go back to"
-            )
-        if self.memory is not None and self.memory < 1 << 20:
-            raise ServerError(
-                f"memory for learning is {self.memory} bytes; give it at least a MiB, better hundreds"
-            )
-        if not 0 <= self.share <= 0.9:
-            raise ServerError(
-                f"the share for learning is {self.share}; give 0 (pauses alone) to 0.9 of the time"
-            )
-        if not 0 < self.heldout < 1:
-            raise ServerError(f"heldout is {self.heldout}; it is a share between 0 and 1")
+    folder: str = Field("learned", description="where learnt heads are kept, and the last one is found again")
+    memory_mb: float | None = Field(
+        None, ge=1, description="memory for answers to learn from, in MB; by default room for 20,480 tokens"
+    )
+    share: float = Field(
+        0.1,
+        ge=0,
+        le=0.9,
+        description="share of the time that training gets while requests run, and that they take longer; 0: pauses "
+        "alone",
+    )
+    privacy: Switch = Field(False, description="learn no token of what the privacy filter finds")
+    excluded: Annotated[tuple[str, ...], Flag(names=("--learn-except",), metavar="CLIENT")] = Field(
+        (),
+        description="client nothing is learnt from, as the log names it: key-..., or an address; repeatable",
+    )
+    keep: Annotated[Whole, Flag(hidden=True)] = Field(5, ge=2, description="versions that are kept")
+    heldout: Annotated[float, Flag(hidden=True)] = Field(
+        0.125, gt=0, lt=1, description="share of the conversations that candidates are measured on"
+    )
+    heldout_tokens: Annotated[Whole, Flag(hidden=True)] = Field(
+        8192, ge=1, description="tokens that candidates are measured on, at most"
+    )
+    start_tokens: Annotated[Whole, Flag(hidden=True)] = Field(
+        4096, ge=1, description="tokens of conversations before training starts"
+    )
+    measure_every: Annotated[Whole, Flag(hidden=True)] = Field(
+        20, ge=1, description="steps between two measurements"
+    )
+    passes: Annotated[float, Flag(hidden=True)] = Field(
+        8.0, gt=0, description="passes over each conversation at most, after which training waits for more"
+    )
+    least_gain: Annotated[float, Flag(hidden=True)] = Field(
+        0.02, description="gain in tau that is certain enough before a candidate serves"
+    )
+    train: Annotated[TrainOptions, Flag(hidden=True)] = Field(_TRAIN, description="training's own options")
+
+    @property
+    def memory(self) -> int:
+        """Bytes of conversations; 0 while it isn't known, which depends on the target."""
+        return int((self.memory_mb or 0) * 2**20)

@@ -30,7 +30,6 @@ class Ring:
     ahead = 0
 
     def __init__(self, options: LearnOptions) -> None:
-        assert options.memory is not None
         self.limit, self._passes = options.memory, options.passes
         self._every, self._heldout_tokens = max(2, round(1 / options.heldout)), options.heldout_tokens
         self._samples: dict[int, FeatureSample] = {}  # by number, oldest first

@@ -30,7 +30,7 @@ import torch
 from fledge.base.errors import FledgeError, first_line
 from fledge.data.privacy.filter import require_privacy_extra
 from fledge.draft import HeadMetadata
-from fledge.draft.runner import DraftWeights
+from fledge.draft.config import DraftWeights
 from fledge.engine import Engine
 from fledge.engine.record import Tape
 from fledge.heads import Head, head_runner
@@ -78,8 +78,9 @@ class Learning:
         if options.privacy:
             require_privacy_extra()
         self._weights = draft_weights
-        if options.memory is None:
-            options = replace(options, memory=_TOKENS * _STATES * 2 * target.config.hidden_size)
+        if options.memory_mb is None:
+            memory = _TOKENS * _STATES * 2 * target.config.hidden_size
+            options = options.changed(memory_mb=memory / 2**20)
         self._target, self._options = target, options
         self._versions = Versions(options.folder)
         self.version = self._versions.to_serve()
@@ -121,7 +122,7 @@ class Learning:
         logger.info(
             "learning from answers in %d MB of memory (--learn-memory-mb); while requests run, training takes %.0f %% "
             "of the time (--learn-share); versions are kept in %s",
-            (options.memory or 0) >> 20, 100 * options.share, options.folder,
+            round(options.memory_mb or 0), 100 * options.share, options.folder,
         )  # fmt: skip
         # A process group of its own in our session: Ctrl-C doesn't reach it, and where we are killed the system ends
         # it, stopped or not, because its group is an orphan then.
@@ -133,7 +134,7 @@ class Learning:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._intake = Intake(self._process.stdin, options.memory or 0, self._not_sent)
+        self._intake = Intake(self._process.stdin, options.memory, self._not_sent)
         self._intake.tell(told)
         threading.Thread(target=self._listen, name="fledge-learn", daemon=True).start()
         threading.Thread(target=self._keep, name="fledge-learn-keeper", daemon=True).start()
@@ -232,7 +233,7 @@ class Learning:
             given = str(self._versions.path(self.version))
         elif self._given is not None:
             given = str(self._saved(self._given))
-        told = {**asdict(options), "train": options.train.model_dump()}
+        told = options.model_dump()
         return {
             "kind": "options",
             "options": told,

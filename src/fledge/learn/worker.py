@@ -65,7 +65,7 @@ class Worker:
         told = next(self._frames).facts
         options, target = told["options"], told["target"]
         _lower_priority()
-        self._options = LearnOptions(**{**options, "train": TrainOptions(**options["train"])})
+        self._options = LearnOptions(**options)
         self._target = Target.load(
             target["folder"], dtype=target["dtype"], feature_layers=target["feature_layers"], text=False
         )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fledge.base.errors import HeadError
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.heads.fit import other_weights
-from fledge.target import Target
+from fledge.target import Target, TargetOptions
 
 logger = logging.getLogger("fledge.note")
 
@@ -57,13 +55,7 @@ def load_head(target: Target, name: str) -> Head:
 
 
 def load_pair(
-    target: str,
-    head: str | None,
-    *,
-    plain: bool = False,
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-    chat_template_kwargs: Mapping[str, Any] | None = None,
+    target: TargetOptions, head: str | None, *, plain: bool = False
 ) -> tuple[Target, Head | None]:
     """A target, and the head that drafts for it; the log says which, or that there is none.
 
@@ -71,13 +63,7 @@ def load_pair(
     Raises a HeadError if the head doesn't fit, as far as a GGUF file's header tells before the file is converted.
     """
     named = None if head in (None, RELEASED) else Head.load(str(head))
-    loaded = Target.load(
-        target,
-        dtype=dtype,
-        device=device,
-        chat_template_kwargs=chat_template_kwargs,
-        refuse=None if named is None else named.check_shape,
-    )
+    loaded = target.load(refuse=None if named is None else named.check_shape)
     if plain:
         logger.info("%s: no draft head, as --plain says", loaded.name)
         return loaded, None

@@ -10,10 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -29,6 +27,7 @@ from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
 from fledge.sources.find import given_name
 from fledge.target.config import DecoderConfig
+from fledge.target.options import TargetOptions
 
 if TYPE_CHECKING:
     from fledge.learn import LearnOptions
@@ -41,37 +40,25 @@ _CLOSE_S = 5  # to flush the last bytes when all answers are done
 
 
 def serve(
-    target: str,
+    target: TargetOptions,
     options: ServerOptions,
     limits: EngineOptions,
     *,
     head: str | None,
     plain: bool = False,
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-    chat_template_kwargs: Mapping[str, Any] | None = None,
     learn: LearnOptions | None = None,
 ) -> None:
     """Load, warm up and serve until a signal; `head` is a folder, or None for the shipped one, if one fits.
 
-    `limits`: the engine's options. `chat_template_kwargs`: defaults for requests. `learn`: train a head meanwhile.
+    `target`: its template's options are defaults for requests. `learn`: train a head meanwhile.
     """
     with bind(options) as listener:  # before loading, which may take minutes
-        engine = load_engine(
-            target,
-            limits,
-            head=head,
-            plain=plain,
-            dtype=dtype,
-            device=device,
-            chat_template_kwargs=chat_template_kwargs,
-            learn=learn,
-        )
+        engine = load_engine(target, limits, head=head, plain=plain, learn=learn)
         engine.generate([[0]], max_tokens=8, ignore_eos=True)  # warm up
         engine.restart_stats()
         sys.setswitchinterval(SWITCH_S)
-        names = options.model_names or (given_name(target) or engine.target.name,)
-        app = create_app(engine, replace(options, model_names=names, target=target))
+        names = options.model_names or (given_name(target.model) or engine.target.name,)
+        app = create_app(engine, options.changed(model_names=names, target=target.model))
         gc.collect()
         gc.freeze()  # collections skip existing objects: scanning them would take a tenth of a second each
         logger.info("%s", memory_line(engine))
@@ -101,14 +88,11 @@ def serve(
 
 
 def load_engine(
-    target: str,
+    target: TargetOptions,
     limits: EngineOptions,
     *,
     head: str | None,
     plain: bool = False,
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-    chat_template_kwargs: Mapping[str, Any] | None = None,
     learn: LearnOptions | None = None,
 ) -> Engine:
     """The engine, after checks that report problems before loading fails half-way."""
@@ -118,17 +102,15 @@ def load_engine(
         raise ServerError(
             "learning is for a draft head, which a plain tree never uses; leave one of them out"
         )
-    loaded, drafts = load_pair(
-        target, head, plain=plain, dtype=dtype, device=device, chat_template_kwargs=chat_template_kwargs
-    )
+    loaded, drafts = load_pair(target, head, plain=plain)
     if loaded.device.type == "cpu":
         check_memory(loaded.config, loaded.dtype.itemsize, free_memory(loaded.device))
     if learn is None:
-        return Engine(loaded, drafts, **vars(limits))
+        return Engine(loaded, drafts, limits)
     from fledge.learn import Learning  # with what trains
 
     learning = Learning(loaded, learn, drafts, draft_weights=limits.draft_weights)
-    return Engine(loaded, learning.head, **{**vars(limits), "recorder": learning})
+    return Engine(loaded, learning.head, limits, recorder=learning)
 
 
 def memory_line(engine: Engine) -> str:

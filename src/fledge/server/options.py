@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
 
 from fledge.base.errors import ServerError
-from fledge.server.call_forms import CALL_FORMS
-from fledge.server.reader import REASONING_PARSERS
+from fledge.base.options import Flag, Options, Switch, Whole
 
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
 _SHORTEST_KEY = 8
@@ -17,58 +18,113 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _COMMENT = re.compile(r"(^|\s)#.*")  # a key may hold a #
 _ROUTE = re.compile(r"/[A-Za-z0-9._~/:-]*")
 
+Seconds = Annotated[float, Field(gt=0, lt=1e7)]
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """Limits and names of one server. Times are seconds, sizes bytes."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    target: str | None = None  # the target as the user named it; None: its own name
-    model_names: tuple[str, ...] = ()  # names clients may use for the model; empty: the target's own name
-    strict_model_name: bool = False  # other names get a 404; else any name means this model
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key needed
-    cors_origins: tuple[str, ...] = ()  # other origins whose web pages may use it; "*": all
-    max_queue: int = 1024  # answers that may wait for a place in the batch
-    max_body: int = 8 << 20  # per request
-    max_answers: int = 128  # prompts times n of one request
-    request_timeout: float = 600.0  # from a request's arrival to its last byte
-    body_timeout: float = 30.0  # for the arrival of a request's body
-    stall_timeout: float = 60.0  # after which a client that reads nothing is dropped
-    drain_timeout: float = 30.0  # for running answers to finish after SIGTERM
-    tool_call_parser: str = "auto"  # format of the target's calls; auto: as in its chat template
-    reasoning_parser: str | None = None  # format of its reasoning; None: reasoning is part of the answer
-    health_route: str | None = None  # besides /health
-    predict_route: str | None = None  # Vertex AI's
+class ListenOptions(Options):
+    """Where any engine's server listens, and how long it takes to stop."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ServerError(f"invalid port {self.port}; use 1 to 65535, or 0 for any free one")
-        if self.max_queue < 1 or self.max_body < 1 or self.max_answers < 1:
-            raise ServerError("max_queue, max_body and max_answers must be at least 1")
-        if not all(name.strip() for name in self.model_names):
-            raise ServerError("a model name is empty; give it a name, or leave the option out")
-        for origin in self.cors_origins:
+    error = ServerError
+
+    host: Annotated[str, Flag(first=True)] = Field(
+        "127.0.0.1", description="address to listen on; 0.0.0.0 is all of them"
+    )
+    port: Annotated[Whole, Flag(first=True)] = Field(
+        8000, ge=0, le=65535, description="port to listen on; 0 is any free one"
+    )
+    drain_timeout: Seconds = Field(30.0, description="seconds that running answers get after SIGTERM")
+
+
+class ServerOptions(ListenOptions):
+    """Limits and names of one server."""
+
+    target: Annotated[str | None, Flag(hidden=True)] = Field(
+        None, description="the target as the user named it; left out, its own name"
+    )
+    model_names: Annotated[tuple[str, ...], Flag(first=True, names=("--model-name", "--served-model-name"))] = (
+        Field(
+            (),
+            description="the model's name for clients; repeatable; by default TARGET, of a path the last part",
+        )
+    )
+    strict_model_name: Switch = Field(False, description="answer 404 to requests that name another model")
+    api_keys: Annotated[tuple[str, ...], Flag(hidden=True)] = Field(
+        (), repr=False, description="keys that clients need; empty: none"
+    )
+    cors_origins: Annotated[tuple[str, ...], Flag(names=("--cors-origin",))] = Field(
+        (), description="origin whose web pages may use the server, * is any; repeatable"
+    )
+    max_queue: Whole = Field(1024, ge=1, description="requests that may wait; more get a 503")
+    max_body_mb: float = Field(8.0, gt=0, allow_inf_nan=False, description="largest body of a request, in MB")
+    max_answers: Whole = Field(128, ge=1, description="prompts times n of one request, at most")
+    request_timeout: Seconds = Field(600.0, description="seconds an answer may take, waiting included")
+    body_timeout: Seconds = Field(30.0, description="seconds in which a request's body must arrive")
+    stall_timeout: Seconds = Field(
+        60.0, description="seconds after which a client that reads nothing is disconnected"
+    )
+    tool_call_parser: str = Field(
+        "auto",
+        description="how the target calls functions: hermes, llama3_json, mistral, or auto: as its chat template does",
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        description="qwen3 or deepseek_r1: return the text between <think> tags as reasoning; with deepseek_r1 an "
+        "answer begins with it even without a tag",
+    )
+    log_format: Literal["text", "json"] = Field("text", description="form of the log's lines")
+    health_route: Annotated[str | None, Flag(hidden=True)] = Field(None, description="besides /health")
+    predict_route: Annotated[str | None, Flag(hidden=True)] = Field(None, description="Vertex AI's")
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a request's body, at most."""
+        return int(self.max_body_mb * 2**20)
+
+    @field_validator("model_names")
+    @classmethod
+    def _named(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(name.strip() for name in names):
+            raise ValueError("a model name is empty; give it a name, or leave the option out")
+        return names
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ServerError(f"{origin!r} is not an origin; use * or scheme://host[:port]")
-        parsers = {
-            "tool_call_parser": (self.tool_call_parser, ("auto", *CALL_FORMS)),
-            "reasoning_parser": (self.reasoning_parser, (None, *REASONING_PARSERS)),
-        }
-        for option, (value, choices) in parsers.items():
-            if value not in choices:
-                raise ServerError(
-                    f"{option} {value!r} is unknown; use one of {', '.join(filter(None, choices))}"
-                )
-        times = (self.request_timeout, self.body_timeout, self.stall_timeout, self.drain_timeout)
-        if not all(0 < seconds < 1e7 for seconds in times):
-            raise ServerError("timeouts are seconds above 0; give the server positive numbers")
-        for key in self.api_keys:
+                raise ValueError(f"{origin!r} is not an origin; use * or scheme://host[:port]")
+        return origins
+
+    @field_validator("tool_call_parser")
+    @classmethod
+    def _known_calls(cls, parser: str) -> str:
+        from fledge.server.call_forms import CALL_FORMS
+
+        return _one_of(parser, ("auto", *CALL_FORMS))
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _known_reasoning(cls, parser: str | None) -> str | None:
+        from fledge.server.reader import REASONING_PARSERS
+
+        return parser and _one_of(parser, tuple(REASONING_PARSERS))
+
+    @field_validator("api_keys")
+    @classmethod
+    def _long_enough(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        for key in keys:
             if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
-                raise ServerError(
+                raise ValueError(
                     f"an API key is shorter than {_SHORTEST_KEY} characters, or holds others than printable ASCII "
                     "without spaces; give longer, plainer ones"
                 )
+        return keys
+
+
+def _one_of(value: str, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"use one of {', '.join(choices)}")
+    return value
 
 
 def read_keys(file: Path | None, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -100,10 +156,10 @@ def from_vertex(options: ServerOptions, environment: Mapping[str, str]) -> Serve
     if port:
         if not port.isdecimal():
             raise ServerError(f"AIP_HTTP_PORT is {port!r}, which is not a port; it must be a number")
-        options = replace(options, port=int(port), host="0.0.0.0")
+        options = options.changed(port=int(port), host="0.0.0.0")
     for name, route in (("AIP_HEALTH_ROUTE", health), ("AIP_PREDICT_ROUTE", predict)):
         if route and not _ROUTE.fullmatch(route):
             raise ServerError(
                 f"{name} is {route!r}, which is not a path; it must begin with / and contain no braces"
             )
-    return replace(options, health_route=health or None, predict_route=predict or None)
+    return options.changed(health_route=health or None, predict_route=predict or None)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fledge.base.errors import TargetError
+from fledge.base.options import Flag
 
 if TYPE_CHECKING:
+    from fledge.sources.gguf_header import GgufSizes
     from fledge.target.target import Target
 
 
@@ -32,12 +35,17 @@ class TargetOptions(BaseModel):
         None,
         description="three layers whose outputs a head learns from, from 0; null: those that engines take by default",
     )
-    chat_template_kwargs: dict[str, Any] = Field(
-        {}, description="what its chat template asks for, such as {enable_thinking: false}"
+    chat_template_kwargs: Annotated[dict[str, Any], Flag(metavar="JSON")] = Field(
+        {}, description='passed to the chat template, such as {"enable_thinking": false}'
     )
 
-    def load(self) -> Target:
-        """The target, here or in an actor's process. Raises a TargetError like `Target.load`."""
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _from_json(cls, given: object) -> object:
+        return parse_template_kwargs(given) if isinstance(given, str) else given
+
+    def load(self, refuse: Callable[[GgufSizes], object] | None = None) -> Target:
+        """The target, here or in an actor's process. Raises a TargetError, and `refuse` is used, like `Target.load`."""
         from fledge.target.target import Target
 
         return Target.load(
@@ -47,6 +55,7 @@ class TargetOptions(BaseModel):
             backend=self.backend,
             feature_layers=self.feature_layers,
             chat_template_kwargs=self.chat_template_kwargs,
+            refuse=refuse,
         )
 
 
