@@ -13,7 +13,7 @@ To understand it, read these in this order; each begins with what it does and ho
 What they stand on:
 
     a request       request.py, params.py (sampling parameters), stops.py, detokenize.py
-    prompts         prefill.py
+    prompts         prefill.py: the target over chunks of prompts, then the drafter
     between rounds  batch.py: what a request carries from round to round, on the device
     the target      forwards.py: a forward over the pool's pages, and the token each row yields
     choosing        sampling.py chooses a token; selection.py says how each request's rows choose: penalties.py,

@@ -26,10 +26,11 @@ from fledge.engine.planner import AdaptivePlanner, FixedPlanner, Planner, RoundP
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.record import Recorder
-from fledge.engine.rounds.graphs import TREES, CudaRecorder, GraphRounds, RoundKey, keys, trees_for
-from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.rounds.graphs import TREES, CudaRecorder, GraphRound, RoundKey, keys, trees_for
+from fledge.engine.rounds.native import NativeRound
 from fledge.engine.rounds.padding import PaddedBatch, SettledState
-from fledge.engine.rounds.torch import TorchRounds
+from fledge.engine.rounds.rounds import Round, Rounds
+from fledge.engine.rounds.torch import TorchRound
 from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.selection import SelectionRows
@@ -47,7 +48,7 @@ _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind
 class EngineParts:
     """All that an engine holds."""
 
-    rounds: TorchRounds  # or NativeRounds: nothing else asks which
+    rounds: Rounds
     target: TargetForward
     drafter: Drafter | None
     pool: PagePool
@@ -131,30 +132,30 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     sizes = BatchSizes(options.max_batch, pages, history, 0 if recorded else decoder.page_size)
     verifier, clock = Verifier(target, selection), PhaseClock()
     batch: RunningBatch
-    rounds: TorchRounds
-    graphs: GraphRounds | None = None
+    backend: Round
+    graphs: GraphRound | None = None
     if recorded:
         batch = padded = PaddedBatch(sizes, decoder.device, states)
-        rounds = graphs = GraphRounds(verifier, padded, drafter, clock, CudaRecorder(decoder.device))
+        backend = graphs = GraphRound(verifier, padded, drafter, clock, CudaRecorder(decoder.device))
     else:
         batch = RunningBatch(sizes, decoder.device, states)
         if _kernels(decoder, eagle, own):
-            rounds = NativeRounds(verifier, batch, eagle, clock)
+            backend = NativeRound(verifier, batch, eagle, clock)
         else:
-            rounds = TorchRounds(verifier, batch, drafter, clock)
+            backend = TorchRound(verifier, batch, drafter, clock)
     verifier.records = options.recorder is not None
     planner: Planner = FixedPlanner(tree or PLAIN)
     if adaptive:
         with torch.inference_mode():
             cost = measure_cost(target, eagle, options.max_batch, graphs.recorder if graphs else None)
-        confident, few = isinstance(rounds, NativeRounds), trees_for if recorded else None
+        confident, few = isinstance(backend, NativeRound), trees_for if recorded else None
         planner = AdaptivePlanner(cost, topk, confident, lookup, few=few)
     if graphs is not None:
         with torch.inference_mode():
             room = _activations(decoder, options, nodes)
             graphs.record(recorded, partial(RoundPlan, match_rates=planner.match_rates), room)
     return EngineParts(
-        rounds=rounds,
+        rounds=Rounds(backend, batch, drafter, clock),
         target=target,
         drafter=drafter,
         pool=pool,

@@ -27,11 +27,10 @@ from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.flight import torch_alone
 from fledge.engine.params import check_request
 from fledge.engine.phases import PhaseSeconds
-from fledge.engine.planner import FinishedRound, RoundPlan
-from fledge.engine.prefill import FirstTokens, Joining, PrefillChunk, record_prompts
+from fledge.engine.planner import FinishedRound, Kind, RoundPlan
+from fledge.engine.prefill import Prefill, PrefillChunk, PrefillResult, record_prompts
 from fledge.engine.record import copied_lengths
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, traces_of
-from fledge.engine.rounds.prompts import PrefillRun
 from fledge.engine.rounds.result import RoundResult
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
@@ -48,6 +47,7 @@ class EngineCore:
         self._own_kernels, self._max_context = parts.own_kernels, parts.max_context
         self._recorder = parts.recorder
         self._decode_text = decode_text
+        self._plain = RoundPlan(PLAIN)
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
         self._hidden = 0.0  # seconds the host worked while the device was busy
@@ -244,13 +244,13 @@ class EngineCore:
         head = follow and not behind
         drafter = self._drafter if follow else None
         records = self._recorder is not None
-        run = PrefillRun(self._target, self._batch, drafter, chunks, self._clock, records=records)
+        run = Prefill(self._target, self._batch, drafter, chunks, self._clock, records=records)
         for chunk in chunks:
             self._compose_chunk(chunk, head=head)
         self._flight.launch(run.target, partial(self._first_tokens, chunks))
-        joining = self._joining(chunks)
-        if head or joining:
-            self._flight.launch(partial(run.join, joining, read=head), lambda nothing, seconds: None)
+        pages = self._joining(chunks)
+        if head or pages:
+            self._flight.launch(partial(run.join, pages, read=head), lambda nothing, seconds: None)
         return True
 
     def _compose_chunk(self, chunk: PrefillChunk, *, head: bool) -> None:
@@ -263,21 +263,20 @@ class EngineCore:
         if chunk.finishes:
             request.take_off(1, 1)
 
-    def _joining(self, chunks: Sequence[PrefillChunk]) -> list[Joining]:
-        """The requests whose prompts are done and that need rounds; they get rows in the batch."""
-        joining: list[Joining] = []
-        finishing = [(number, chunk.request) for number, chunk in enumerate(chunks) if chunk.finishes]
-        for place, (number, request) in enumerate(finishing):
+    def _joining(self, chunks: Sequence[PrefillChunk]) -> dict[int, tuple[int, ...]]:
+        """Pages of the requests whose prompts are done and that need rounds, by chunk; they start to run."""
+        pages: dict[int, tuple[int, ...]] = {}
+        for number, request in [(n, chunk.request) for n, chunk in enumerate(chunks) if chunk.finishes]:
             if request.id not in self._requests:
                 continue
             if request.ends_in_flight:
                 self._scheduler.retire(request)
                 continue
             self._scheduler.start_running(request)
-            joining.append(Joining(number, place, request, tuple(request.pages)))
-        return joining
+            pages[number] = tuple(request.pages)
+        return pages
 
-    def _first_tokens(self, chunks: Sequence[PrefillChunk], first: FirstTokens, seconds: float) -> None:
+    def _first_tokens(self, chunks: Sequence[PrefillChunk], first: PrefillResult, seconds: float) -> None:
         """Deliver what a prefill yielded."""
         if first.features is not None:
             record_prompts(chunks, first.features)
@@ -301,10 +300,10 @@ class EngineCore:
         running = list(scheduler.running)
         if not running:
             return False
-        plan = None
+        plan = self._plain
         if any(request.speculate for request in running):
             plan = self._planner.choose(len(running), behind=partial(self._behind, running))
-        max_tokens = _max_tokens(plan)
+        max_tokens = plan.bound.reach + 1
         for request in running:
             request.take_off(1, max_tokens)
         rows = self._batch.speculating().rows
@@ -322,7 +321,7 @@ class EngineCore:
     def _round_done(
         self,
         running: Sequence[Request],
-        plan: RoundPlan | None,
+        plan: RoundPlan,
         speculating: list[int] | None,
         result: RoundResult,
         seconds: float,
@@ -330,11 +329,12 @@ class EngineCore:
         """Deliver what a round brought, and learn from it. `speculating`: rows of those that do; None: all."""
         rows = result.emitted.tolist()  # per request: how many tokens it emits, then the tokens
         logprobs = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
-        drafted, counts, max_tokens = result.drafted, self._counts, _max_tokens(plan)
-        traced = drafted is not None and any(request.trace for request in running)
-        copied = copied_lengths(drafted) if any(request.tape for request in running) else []
-        traces = traces_of(running, drafted.tree, result.path, rows) if drafted and traced else {}
-        sizes = [0] * len(rows) if drafted is None else drafted.sizes
+        drafted, counts, max_tokens = result.drafted, self._counts, plan.bound.reach + 1
+        drafts = plan.kind is not Kind.PLAIN
+        traced = drafts and any(request.trace for request in running)
+        copied = copied_lengths(drafted, len(rows)) if any(request.tape for request in running) else []
+        traces = traces_of(running, drafted.tree, result.path, rows) if traced else {}
+        sizes = drafted.sizes if drafts else [0] * len(rows)
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
         counts.rounds += 1
         for number, (request, (count, *tokens)) in enumerate(zip(running, rows, strict=True)):
@@ -355,15 +355,13 @@ class EngineCore:
             counts.request_rounds += 1
             counts.round_tokens += len(emitted.token_ids)
             self._deliver(request, emitted, traces.get(request.id))
-        if drafted is not None:
+        if drafts:
             counts.count_drafts(drafted.shape, depths, proposed)
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
         done = FinishedRound(
             plan, drafted, speculating, rows, accepted, seconds, result.catch_up, self._flight.exposed
         )
-        counts.count_shape(
-            PLAIN if drafted is None else drafted.shape, len(running), done.tokens, seconds - result.catch_up
-        )
+        counts.count_shape(drafted.shape, len(running), done.tokens, seconds - result.catch_up)
         if accepted:
             self._planner.learn(done)
 
@@ -388,11 +386,6 @@ class EngineCore:
             except Exception as failure:
                 self.cancel(request.id)
                 self._failed_sinks[request.id] = failure
-
-
-def _max_tokens(plan: RoundPlan | None) -> int:
-    """Tokens that a round with this plan emits at most, per request."""
-    return 1 if plan is None else plan.bound.reach + 1
 
 
 # By how many tokens a request emits in a round: their origins, accepted drafts by depth, then the bonus token.

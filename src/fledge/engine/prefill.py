@@ -1,8 +1,15 @@
-"""Running prompts: chunks of several requests laid end to end in one forward of the target."""
+"""Prefill: chunks of several requests' prompts in one forward of the target, then the drafter over the same rows.
+
+    chunks       request 7: 0..63   request 8: 0..31   request 9: 200..263      laid end to end, R rows
+    target()     a token for each of the F requests whose prompts end here
+    join()       the drafter reads the rows, and requests whose prompts are done get rows in the running batch
+
+These are two launches, so that the host has the first tokens before the drafter has run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +18,11 @@ from torch import Tensor
 
 from fledge.base.device import to_device
 from fledge.base.errors import EngineError
+from fledge.engine.batch import RunningBatch
+from fledge.engine.drafters.drafter import Drafter, Prompts
 from fledge.engine.forwards import TargetForward
 from fledge.engine.logprobs import PathLogprobs, path_logprobs, token_logprobs
+from fledge.engine.phases import PhaseClock
 from fledge.engine.request import Request
 from fledge.engine.selection import request_selection
 from fledge.target.batch import PADDING_PAGE, ForwardBatch
@@ -34,45 +44,102 @@ class PrefillChunk(NamedTuple):
         return self.stop == self.request.prefill_length
 
 
-class FirstTokens(NamedTuple):
-    """What a prefill sends to the host: the tokens of those F requests whose prompts are done."""
+class PrefillResult(NamedTuple):
+    """First tokens of the F requests whose prompts are done, for the host."""
 
-    chosen: Tensor | None  # [F] int64; None: nobody's is
+    chosen: Tensor | None  # [F] int64; None if no prompt is done
     logprobs: PathLogprobs | None
     features: Tensor | None = None  # [R, 3 * Ht] of all chunks, if the engine has a recorder
 
 
-class Prefilled(NamedTuple):
-    """A target forward over chunks. F chunks finish."""
+class Prefill:
+    """One prefill."""
 
-    rows: ForwardBatch
-    features: Tensor | None  # [R, 3 * Ht]
-    chosen: Tensor | None  # [F] int64, first tokens; None if no chunk finishes
-    logprobs: PathLogprobs | None = None  # of the F first tokens
+    def __init__(
+        self,
+        target: TargetForward,
+        batch: RunningBatch,
+        drafter: Drafter | None,
+        chunks: Sequence[PrefillChunk],
+        clock: PhaseClock,
+        *,
+        records: bool = False,
+    ) -> None:
+        """`drafter`: None if no request speculates. `records`: the result has the prompts' features."""
+        self._target, self._batch, self._drafter, self._records = target, batch, drafter, records
+        self._chunks, self._clock = chunks, clock
+        self._last = [number for number, chunk in enumerate(chunks) if chunk.finishes]
+        self._rows: ForwardBatch | None = None
+        self._features: Tensor | None = None
+        self._chosen: Tensor | None = None
 
+    def target(self) -> PrefillResult:
+        """The target over all chunks."""
+        self._clock.start()
+        wants_features = self._records or (self._drafter is not None and self._drafter.features)
+        for chunk in self._chunks:
+            if chunk.request.params.prompt_logprobs is not None:
+                _score_prompt(self._target, chunk)
+        self._rows = rows = chunk_rows(self._chunks, self._target.decoder.device)
+        logprobs, chosen = None, None
+        if self._last:
+            logprobs, chosen = self._choose(rows, features=wants_features)
+        else:
+            decoder = self._target.decoder
+            self._features = decoder.forward(
+                rows, self._target.kv, logits="none", features=wants_features
+            ).features
+        self._clock.lap("prefill")
+        return PrefillResult(chosen, logprobs, self._features if self._records else None)
 
-def prefill_target(target: TargetForward, chunks: Sequence[PrefillChunk], *, features: bool) -> Prefilled:
-    """The target over all chunks; those that finish yield a token each."""
-    for chunk in chunks:
-        if chunk.request.params.prompt_logprobs is not None:
-            _score_prompt(target, chunk)
-    rows = chunk_rows(chunks, target.decoder.device)
-    last = [number for number, chunk in enumerate(chunks) if chunk.finishes]
-    if not last:
-        out = target.decoder.forward(rows, target.kv, logits="none", features=features)
-        return Prefilled(rows, out.features, None)
-    finishing = [chunks[number] for number in last]
-    device = target.decoder.device
-    requests = [chunk.request for chunk in finishing]
-    selection = request_selection(requests, target.decoder.config.vocab_size, device)
-    ends = np.cumsum([chunk.stop - chunk.start for chunk in chunks], dtype=np.int32)
-    logit_rows, position = to_device(device, ends[last] - 1, np.array([chunk.stop for chunk in finishing]))
-    wanted = rows._replace(logit_rows=logit_rows)
-    done = target.choose_tokens(wanted, position, selection=selection, features=features)
-    logprobs = None
-    if selection is not None and selection.logprobs is not None and done.logits is not None:
-        logprobs = path_logprobs(done.logits, selection.logprobs, None, done.chosen[:, None])
-    return Prefilled(rows, done.features, done.chosen, logprobs)
+    def _choose(self, rows: ForwardBatch, *, features: bool) -> tuple[PathLogprobs | None, Tensor]:
+        """Run the rows; the first tokens, and their log probabilities if any are wanted."""
+        target, device = self._target, self._target.decoder.device
+        finishing = [self._chunks[number] for number in self._last]
+        selection = request_selection(
+            [chunk.request for chunk in finishing], target.decoder.config.vocab_size, device
+        )
+        ends = np.cumsum([chunk.stop - chunk.start for chunk in self._chunks], dtype=np.int32)
+        logit_rows, position = to_device(
+            device, ends[self._last] - 1, np.array([chunk.stop for chunk in finishing])
+        )
+        done = target.choose_tokens(
+            rows._replace(logit_rows=logit_rows), position, selection=selection, features=features
+        )
+        self._features, self._chosen = done.features, done.chosen
+        logprobs = None
+        if selection is not None and selection.logprobs is not None and done.logits is not None:
+            logprobs = path_logprobs(done.logits, selection.logprobs, None, done.chosen[:, None])
+        return logprobs, done.chosen.clone()  # a copy for the host: `join` still reads the original
+
+    def join(self, pages: Mapping[int, Sequence[int]], *, read: bool) -> None:
+        """The drafter over all chunks (without `read` it catches up later), and rows in the batch.
+
+        `pages`: of the requests that get rows, by the number of their chunk.
+        """
+        self._clock.start()
+        rows, chosen, batch, drafter = self._rows, self._chosen, self._batch, self._drafter
+        if rows is None:
+            raise EngineError(
+                "a prompt's end was prefilled before its beginning; report this as a bug of the engine"
+            )
+        first = batch.size
+        for number, own in pages.items():
+            assert chosen is not None
+            batch.append(self._chunks[number].request, own, chosen[self._last.index(number)])
+        if drafter is not None:
+            prompts = Prompts(
+                rows,
+                following_tokens(self._chunks, chosen, rows.token_ids.device),
+                self._features,
+                starts=[chunk.request.draft_start for chunk in self._chunks],
+                stops=[chunk.stop for chunk in self._chunks],
+                sizes=[chunk.stop - chunk.start for chunk in self._chunks],
+            )
+            made = drafter.prefill(prompts) if read else None
+            if pages:
+                drafter.join(prompts, list(pages), first, made)
+        self._clock.lap("prefill")
 
 
 def _score_prompt(target: TargetForward, chunk: PrefillChunk) -> None:
@@ -99,19 +166,18 @@ def _score_prompt(target: TargetForward, chunk: PrefillChunk) -> None:
             request.prompt_logprobs[start + 1 + offset] = entry
 
 
-def following_tokens(chunks: Sequence[PrefillChunk], done: Prefilled) -> Tensor:
-    """[R] int64, the token behind each row; behind a prompt's last row it is the one just chosen."""
+def following_tokens(chunks: Sequence[PrefillChunk], chosen: Tensor | None, device: torch.device) -> Tensor:
+    """[R] int64, the token after each row; after a prompt's last row it is the one of `chosen` [F]."""
     tokens: list[int] = []
-    chosen: list[int] = []  # the rows behind which the F first tokens stand
+    last: list[int] = []  # the rows before the F first tokens
     for chunk in chunks:
         tokens += chunk.request.context(chunk.start + 1, chunk.stop + (not chunk.finishes))
         if chunk.finishes:
-            chosen.append(len(tokens))
+            last.append(len(tokens))
             tokens.append(0)
-    device = done.rows.token_ids.device
-    following, rows = to_device(device, np.array(tokens), np.array(chosen, np.int64))
-    if done.chosen is not None:
-        following[rows] = done.chosen
+    following, rows = to_device(device, np.array(tokens), np.array(last, np.int64))
+    if chosen is not None:
+        following[rows] = chosen
     return following
 
 
@@ -142,12 +208,3 @@ def chunk_rows(chunks: Sequence[PrefillChunk], device: torch.device) -> ForwardB
     return ForwardBatch(
         token_ids, positions, row_start, prefix_length, torch.zeros_like(prefix_length), page_table
     )
-
-
-class Joining(NamedTuple):
-    """A request whose prompt is done and that takes part in the next round."""
-
-    chunk: int  # its number among the prefill's chunks
-    place: int  # and among those that finish
-    request: Request
-    pages: tuple[int, ...]  # the request's now

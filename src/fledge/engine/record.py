@@ -95,8 +95,6 @@ class Tape:
         return Recorded(self.group, list(token_ids[first:]), prompt, states, self.greedy)
 
 
-def copied_lengths(drafted: Drafts | None) -> list[int]:
+def copied_lengths(drafted: Drafts, requests: int) -> list[int]:
     """Per request, the length of prompt lookup's match: 0 where a round's drafts are the head's alone."""
-    if drafted is None or drafted.proposal is None:
-        return [0] * (0 if drafted is None else len(drafted.sizes))
-    return list(drafted.proposal.matched.tolist())
+    return [0] * requests if drafted.proposal is None else list(drafted.proposal.matched.tolist())

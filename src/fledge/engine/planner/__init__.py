@@ -10,7 +10,7 @@ reward). That one rule decides everything:
 
     planner.py      chooses each round's plan: the fastest way to decode, and now and then a try of another
     plan.py         one round's plan: the first two decisions above, taken while a tree grows
-    finished.py     what a finished round tells
+    finished.py     a finished round, as the planner sees it
     speed.py        tokens per second of plain decode, of prompt lookup alone and with the head
     cost.py         seconds of a round by its rows: measured at start, corrected by every round since
     acceptance.py   tokens to be expected: the head's probabilities, calibrated by what was accepted
@@ -18,9 +18,8 @@ reward). That one rule decides everything:
 
 from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.planner.finished import FinishedRound
-from fledge.engine.planner.plan import RoundPlan, Terms
+from fledge.engine.planner.plan import Kind, RoundPlan, Terms
 from fledge.engine.planner.planner import AdaptivePlanner, FixedPlanner, Planner
-from fledge.engine.planner.speed import Kind
 
 __all__ = [
     "AdaptivePlanner",

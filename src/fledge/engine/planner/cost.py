@@ -24,10 +24,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
+from fledge.engine.planner.plan import Kind
 from fledge.engine.shapes import TreeShape
 
 # Variances of logarithms. Of a round's noise; of the pace, extras and the steps between a curve's points before
@@ -37,14 +37,6 @@ _FIRST_PACE, _FIRST_LOOKUP, _FIRST_HEAD, _FIRST_STEP = 1.0, 0.03**2, 0.08**2, 0.
 _WANDER, _CREEP = 0.05**2, 0.003**2
 _SURPRISE = 9.0  # times the variance expected: something has changed
 _LARGEST = math.log(2)  # what a single round says at most, unless more was to be expected
-
-
-class Kind(IntEnum):
-    """The kinds of round. The values are the extras' places in the filter's state, where the pace is 0."""
-
-    PLAIN = 0
-    LOOKUP = 1  # prompt lookup alone was asked for drafts
-    HEAD = 2
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ class LearntCosts:
         self._measured = measured
         targets, heads = len(measured.target.rows), len(measured.head.rows)
         self._target, self._head = slice(3, 3 + targets), slice(3 + targets, 3 + targets + heads)
-        self._state = np.zeros(3 + targets + heads)  # pace, extras, corrections of the curves' points
+        self._state = np.zeros(3 + targets + heads)  # pace, extras by `Kind`, corrections of the curves' points
         self._covariance = np.diag([_FIRST_PACE, _FIRST_LOOKUP, _FIRST_HEAD, *[0.0] * (targets + heads)])
         # Only the points' ratios matter: a factor common to all of the target's is the pace.
         for part, first in (self._target, 0.0), (self._head, _FIRST_STEP):

@@ -1,4 +1,4 @@
-"""What a finished round tells the planner."""
+"""A finished round, as the planner sees it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.engine.planner.cost import Kind
-from fledge.engine.planner.plan import RoundPlan
+from fledge.engine.planner.plan import Kind, RoundPlan
 from fledge.engine.rounds.result import Drafts
 
 
 class FinishedRound(NamedTuple):
     """The outcome of a round of B requests."""
 
-    plan: RoundPlan | None
-    drafted: Drafts | None  # None: a plain round
+    plan: RoundPlan
+    drafted: Drafts
     speculating: list[int] | None  # which of the B speculate; None: all
     rows: Sequence[Sequence[int]]  # [B], the number of tokens each request emitted, then the tokens
     accepted: Sequence[int]  # accepted nodes below the root, for each request that speculates
@@ -27,8 +26,8 @@ class FinishedRound(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """The kind that its plan asked for."""
-        return Kind.PLAIN if self.plan is None else Kind.HEAD if self.plan.drafts else Kind.LOOKUP
+        """The kind that was planned."""
+        return self.plan.kind
 
     @property
     def tokens(self) -> int:
@@ -38,7 +37,6 @@ class FinishedRound(NamedTuple):
     @property
     def masses(self) -> list[float]:
         """Summed probabilities of the speculating requests' nodes by depth, 1 first."""
-        assert self.drafted is not None
         tree, reach = self.drafted.tree, self.drafted.shape.reach
         depths, log_probs = self._own(tree.depths), self._own(tree.log_probs)
         sums = torch.bincount(depths.flatten(), log_probs.exp().flatten().double(), reach + 1)
@@ -48,7 +46,6 @@ class FinishedRound(NamedTuple):
     @property
     def levels(self) -> list[Tensor]:
         """Log probabilities of the speculating requests' candidates by drafted level."""
-        assert self.drafted is not None
         return [self._own(level) for level in self.drafted.levels]
 
     def _own(self, rows: Tensor) -> Tensor:

@@ -22,10 +22,20 @@ of a fixed shape.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from fledge.engine.drafters.proposal import MatchRates
-from fledge.engine.shapes import TreeShape
+from fledge.engine.shapes import PLAIN, TreeShape
+
+
+class Kind(IntEnum):
+    """The kinds of round."""
+
+    PLAIN = 0
+    LOOKUP = 1  # drafts come from prompt lookup alone
+    HEAD = 2
 
 
 class Terms(NamedTuple):
@@ -47,7 +57,12 @@ class RoundPlan:
     terms: Terms | None = None  # to decide by the tree's own probabilities; None: it grows to `bound`
     hopes: bool = False  # by costs lower than those believed in, which only a first try does
 
+    @cached_property
+    def kind(self) -> Kind:
+        """Plain decode is a tree of one node; prompt lookup alone, a tree without drafted levels."""
+        return Kind.HEAD if self.bound.depth else Kind.LOOKUP if self.bound != PLAIN else Kind.PLAIN
+
     @property
     def drafts(self) -> bool:
-        """Whether the drafter runs, or prompt lookup alone, or nothing."""
+        """True if the drafter runs."""
         return self.bound.depth > 0

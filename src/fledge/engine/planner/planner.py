@@ -23,9 +23,9 @@ from typing import Protocol
 
 from fledge.engine.drafters.proposal import MatchRates
 from fledge.engine.planner.acceptance import AcceptanceModel
-from fledge.engine.planner.cost import CostModel, Kind
+from fledge.engine.planner.cost import CostModel
 from fledge.engine.planner.finished import FinishedRound
-from fledge.engine.planner.plan import RoundPlan, Terms
+from fledge.engine.planner.plan import Kind, RoundPlan, Terms
 from fledge.engine.planner.speed import Speeds, group_of
 from fledge.engine.shapes import MAX_DEPTH, PLAIN, TreeShape, deepest, lookup_alone
 
@@ -66,8 +66,8 @@ class Planner(Protocol):
 
     match_rates: MatchRates
 
-    def choose(self, requests: int, *, behind: Callable[[], int]) -> RoundPlan | None:
-        """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
+    def choose(self, requests: int, *, behind: Callable[[], int]) -> RoundPlan:
+        """The plan of the next round. `behind`: positions the head has to catch up on first."""
 
     def pays(self, requests: int) -> bool:
         """Whether to run prompts through the head because it is about to draft at this batch size."""
@@ -91,23 +91,23 @@ class FixedPlanner:
 
     def __init__(self, shape: TreeShape) -> None:
         self.match_rates = MatchRates()
-        self._plan = None if shape == PLAIN else RoundPlan(shape, self.match_rates)
+        self._plan = RoundPlan(shape, self.match_rates)
 
-    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
+    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan:
         """The fixed plan."""
         return self._plan
 
     def pays(self, requests: int) -> bool:
         """Whether the tree isn't PLAIN."""
-        return self._plan is not None
+        return self._plan.kind is not Kind.PLAIN
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
         """As `pays`: nothing is known of costs."""
-        return self._plan is not None
+        return self._plan.kind is not Kind.PLAIN
 
     def learn(self, done: FinishedRound) -> None:
         """Learn prompt lookup's match rates, and nothing else."""
-        if done.drafted is not None and done.drafted.proposal is not None:
+        if done.drafted.proposal is not None:
             self.match_rates.observe(done.drafted.proposal, done.rows)
 
     def forget_head(self) -> None:
@@ -161,9 +161,10 @@ class AdaptivePlanner:
         self._host = _HostSeconds()
         # By kind and batch size, until something is learnt.
         self._plans: dict[tuple[int, int], RoundPlan] = {}
+        self._plain = RoundPlan(PLAIN, self.match_rates)
 
-    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan | None:
-        """The plan of the next round; None: plain decode. `behind`: positions the head has to catch up on first."""
+    def choose(self, requests: int, *, behind: Callable[[], int] = lambda: 0) -> RoundPlan:
+        """The plan of the next round. `behind`: positions the head has to catch up on first."""
         size = self._size(requests)
         size.rounds += 1
         if size.rounds < size.quiet:
@@ -202,17 +203,14 @@ class AdaptivePlanner:
         if kind == size.rule and way.rounds > _EARLY_ROUNDS[kind] and way.rounds % _LEARN_EVERY[kind]:
             return
         drafted, speeds = done.drafted, self.speeds
-        shape, levels, rows, tokens = PLAIN, 0, requests, done.tokens
-        if drafted is not None:
-            if drafted.proposal is not None:
-                self.match_rates.observe(drafted.proposal, done.rows)
-            shape, levels, rows = drafted.shape, len(drafted.levels), drafted.rows
-            if kind == Kind.HEAD:
-                speeds.acceptance.observe(done.accepted, done.masses)
-                speeds.acceptance.observe_levels(done.levels, MAX_DEPTH if self.confident else levels)
-        hopes = done.plan is not None and done.plan.hopes
+        shape, levels, tokens, hopes = drafted.shape, len(drafted.levels), done.tokens, done.plan.hopes
+        if drafted.proposal is not None:
+            self.match_rates.observe(drafted.proposal, done.rows)
+        if kind == Kind.HEAD:
+            speeds.acceptance.observe(done.accepted, done.masses)
+            speeds.acceptance.observe_levels(done.levels, MAX_DEPTH if self.confident else levels)
         took = max(seconds - done.catch_up, 1e-9)
-        rounds = speeds.learn(kind, requests, shape, levels, rows, tokens, took, costs_only=hopes)
+        rounds = speeds.learn(kind, requests, shape, levels, drafted.rows, tokens, took, costs_only=hopes)
         if kind != size.rule and kind != Kind.PLAIN and not hopes:
             rounds *= seconds / took
             self._credit -= max(rounds - tokens / requests / speeds.gain(size.rule, requests), 0.0)
@@ -291,10 +289,10 @@ class AdaptivePlanner:
         positions, speeds = behind(), self.speeds
         return speeds.costs.model.head.at(positions) * speeds.plain(requests) / requests if positions else 0.0
 
-    def _plan(self, kind: Kind, requests: int, hope: float = 1.0) -> RoundPlan | None:
+    def _plan(self, kind: Kind, requests: int, hope: float = 1.0) -> RoundPlan:
         """This kind's plan; `hope`: the factor by which a round may be cheaper than predicted."""
         if kind == Kind.PLAIN:
-            return None
+            return self._plain
         if hope > 1.0:
             return self._new_plan(kind, requests, hope)
         if (kind, requests) not in self._plans:

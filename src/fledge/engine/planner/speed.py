@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fledge.engine.planner.acceptance import AcceptanceModel
-from fledge.engine.planner.cost import CostModel, Kind, LearntCosts
+from fledge.engine.planner.cost import CostModel, LearntCosts
+from fledge.engine.planner.plan import Kind
 from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape
 
 _NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # of the trees that are compared

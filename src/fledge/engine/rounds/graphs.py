@@ -38,7 +38,8 @@ from fledge.engine.memory import free_memory
 from fledge.engine.phases import PhaseClock
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.rounds.padding import PaddedBatch
-from fledge.engine.rounds.torch import Outcome, TorchRounds
+from fledge.engine.rounds.rounds import Outcome
+from fledge.engine.rounds.torch import TorchRound
 from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.shapes import PLAIN, TreeShape
 
@@ -140,10 +141,8 @@ def trees_for(requests: int) -> list[TreeShape]:
     return [shape for shape in TREES if requests * shape.nodes <= _MOST_ROWS]
 
 
-class GraphRounds(TorchRounds):
-    """`TorchRounds` of which some are recorded."""
-
-    batch: PaddedBatch
+class GraphRound:
+    """A `TorchRound` that is replayed where it was recorded."""
 
     def __init__(
         self,
@@ -154,8 +153,8 @@ class GraphRounds(TorchRounds):
         recorder: Recorder,
     ) -> None:
         """None is recorded yet."""
-        super().__init__(target, batch, drafter, clock)
-        self.recorder, self._selection = recorder, target.selection
+        self.torch = TorchRound(target, batch, drafter, clock)
+        self.batch, self.clock, self.recorder, self._selection = batch, clock, recorder, target.selection
         self._recordings: dict[RoundKey, Recording[Outcome]] = {}
         self._batches: list[int] = []  # recorded numbers of rows
         self.replayed = 0  # rounds
@@ -172,7 +171,7 @@ class GraphRounds(TorchRounds):
             if left < room:
                 break
             self.batch.settle(key.requests)
-            work = partial(self._padded, key, self.plain if key.shape == PLAIN else plan(key.shape))
+            work = partial(self._padded, key, plan(key.shape))
             work()
             self._recordings[key] = record(self.recorder, work)
         self._batches = sorted({key.requests for key in self._recordings})
@@ -181,12 +180,12 @@ class GraphRounds(TorchRounds):
             len(self._recordings), len(wanted), time.perf_counter() - begun, (free - left) / 2**30,
         )  # fmt: skip
 
-    def round(self, plan: RoundPlan) -> Outcome:
-        """As in `TorchRounds`."""
+    def run(self, plan: RoundPlan) -> Outcome:
+        """As in `Round`."""
         size = self.batch.size
         recording = self._recordings.get(key) if (key := self._key(plan)) is not None else None
         if key is None or recording is None:
-            return super().round(plan)
+            return self.torch.run(plan)
         self.batch.settle(key.requests)
         plan.match_rates.log_rates(self.batch.device)
         recording.replay()
@@ -203,4 +202,8 @@ class GraphRounds(TorchRounds):
 
     def _padded(self, key: RoundKey, plan: RoundPlan) -> Outcome:
         with self.batch.padded(key.requests), self._selection.recording(key.requests, key.choice):
-            return super().round(plan)
+            return self.torch.run(plan)
+
+    def passed(self, done: Outcome) -> list[int]:
+        """As in `Round`."""
+        return self.torch.passed(done)

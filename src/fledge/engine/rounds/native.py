@@ -1,8 +1,8 @@
-"""`TorchRounds` in one C++ call, where target and head run on the CPU kernels (`native/round.cpp`).
+"""`TorchRound` in one C++ call, where target and head run on the CPU kernels (`native/round.cpp`).
 
 A verify reads all weights, after which nothing of Python is in the processor's caches: a torch operation that takes
 5 us takes 30 to 60 then. So a round is one call, with the head, with prompt lookup alone or plain. On top of
-`TorchRounds` it may stop a tree early by the tree's own probabilities, and give each request as many nodes as it is
+`TorchRound` it may stop a tree early by the tree's own probabilities, and give each request as many nodes as it is
 worth (`planner/plan.py`).
 """
 
@@ -18,10 +18,10 @@ from fledge.engine.batch import RunningBatch
 from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.drafters.proposal import LONGEST
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner.plan import RoundPlan
+from fledge.engine.planner.plan import Kind, RoundPlan
 from fledge.engine.rounds.hooks import RoundHooks
 from fledge.engine.rounds.native_draft import NativeDraft
-from fledge.engine.rounds.torch import Outcome, TorchRounds
+from fledge.engine.rounds.rounds import Outcome
 from fledge.engine.rounds.tree import Accepted
 from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.selection import Drawing
@@ -30,25 +30,22 @@ from fledge.native.build import library
 from fledge.target.cpu import NativeDecoder
 
 
-class NativeRounds(TorchRounds):
-    """Rounds on the CPU kernels."""
-
-    drafter: Eagle | None
-    target: Verifier
+class NativeRound:
+    """A round on the CPU kernels."""
 
     def __init__(
         self, target: Verifier, batch: RunningBatch, drafter: Eagle | None, clock: PhaseClock
     ) -> None:
         """The target's decoder is a `NativeDecoder`, the drafter's runner a `NativeHeadRunner`."""
-        super().__init__(target, batch, drafter, clock)
+        self.target, self.batch, self.drafter, self.clock = target, batch, drafter, clock
         self._bind()
         self._carried: dict[int, abi.CarriedState] = {}
         self._last: tuple[RoundPlan | None, abi.DraftTerms] = None, abi.DraftTerms()
         self._round: Callable[..., int] = library().fledge_round
         self._round.restype = c_int
 
-    def round(self, plan: RoundPlan) -> Outcome:
-        """As `TorchRounds.round`."""
+    def run(self, plan: RoundPlan) -> Outcome:
+        """As in `Round`."""
         batch, drafter, clock, selection = self.batch, self.drafter, self.clock, self.target.selection
         size, bound = batch.size, plan.bound
         if drafter is not None and drafter.runner is not self._head:
@@ -79,7 +76,7 @@ class NativeRounds(TorchRounds):
         failed = self._round(*map(byref, arguments))
         if hooks is not None and failed:
             hooks.check()
-        clock.add("verify" if plan is self.plain else "draft", accepted.draft)
+        clock.add("verify" if plan.kind is Kind.PLAIN else "draft", accepted.draft)
         clock.add("verify", accepted.verify)
         clock.add("accept", accepted.accept)
         width = accepted.width
@@ -94,7 +91,7 @@ class NativeRounds(TorchRounds):
         return Outcome(emitted, logprobs, draft, path, states)
 
     def passed(self, done: Outcome) -> list[int]:
-        """As many as were emitted."""
+        """As in `Round`: as many positions as tokens were emitted."""
         counts: list[int] = done.emitted[:, 0].tolist()
         return counts
 

@@ -66,7 +66,7 @@ class RoundResult(NamedTuple):
 
     emitted: Tensor  # [B, 1 + W] int64: how many tokens each request emits, then the tokens
     logprobs: PathLogprobs | None  # of those requests that want them
-    drafted: Drafts | None  # None: a plain round
+    drafted: Drafts
     path: Tensor  # [B, W] int64, the accepted nodes; what is beyond those emitted means nothing
     pending: list[int]  # [B], positions each request's drafter is behind after the round
     restarted: list[bool]  # [B], drafters whose KV has a gap

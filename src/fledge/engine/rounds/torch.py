@@ -13,12 +13,12 @@
 
 The plan (`planner/plan.py`) says how large the tree is; a plain round's has no more than the root. Accept draws no
 random numbers: what a node chooses follows from the request's seed and the position (`sampling.py`). The host reads no
-value: a round is launched, and its result is fetched once. `NativeRounds` is the same in one C++ call.
+value: a round is launched, and its result is fetched once. `NativeRound` is the same in one C++ call.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,8 +28,9 @@ from fledge.engine.batch import Carried, RunningBatch
 from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.logprobs import PathLogprobs
 from fledge.engine.phases import PhaseClock
-from fledge.engine.planner.plan import RoundPlan
-from fledge.engine.rounds.result import Drafted, Drafts, RoundResult
+from fledge.engine.planner.plan import Kind, RoundPlan
+from fledge.engine.rounds.result import Drafted
+from fledge.engine.rounds.rounds import Outcome
 from fledge.engine.rounds.tree import Accepted, Verified, accept
 from fledge.engine.shapes import PLAIN
 
@@ -47,51 +48,20 @@ class Verifying(Protocol):
         """Count what is emitted, from these rows [B, D + 1]; its log probabilities, where they are wanted."""
 
 
-class Outcome(NamedTuple):
-    """What a round leaves on the device."""
-
-    emitted: Tensor  # [B, 1 + D + 1], as in `RoundResult`
-    logprobs: PathLogprobs | None
-    drafted: Drafts
-    path: Tensor
-    states: Tensor | None = None  # as in `RoundResult`
-
-
-class TorchRounds:
-    """Rounds on any device, over any decoder and drafter."""
+class TorchRound:
+    """A round on any device, over any decoder and drafter."""
 
     def __init__(
         self, target: Verifying, batch: RunningBatch, drafter: Drafter | None, clock: PhaseClock
     ) -> None:
         self.target, self.batch, self.drafter, self.clock = target, batch, drafter, clock
-        self.plain = RoundPlan(PLAIN)
 
-    def decode(self, plan: RoundPlan | None) -> RoundResult:
-        """One round of the running requests; `plan` None: a plain one."""
-        batch, drafter, wanted = self.batch, self.drafter, plan or self.plain
-        pending, restarted, late = [0] * batch.size, [False] * batch.size, 0.0
-        self.clock.start()
-        if drafter is not None and wanted.drafts:
-            drafter.catch_up(batch)
-            late = self.clock.lap("extend")
-        out = self.round(wanted)
-        if drafter is not None:
-            if not wanted.drafts and batch.speculating().some:
-                drafter.fell_behind(self.passed(out))
-            pending, restarted = drafter.behind(batch.size)
-        trees = None if plan is None else out.drafted
-        return RoundResult(out.emitted, out.logprobs, trees, out.path, pending, restarted, late, out.states)
-
-    def passed(self, done: Outcome) -> list[int]:
-        """At most so many positions of each request [B] went by, if the drafter didn't follow: no value is read."""
-        return [done.path.shape[1]] * self.batch.size
-
-    def round(self, plan: RoundPlan) -> Outcome:
-        """All of a round that runs on the device."""
+    def run(self, plan: RoundPlan) -> Outcome:
+        """As in `Round`."""
         batch, drafter, clock, now = self.batch, self.drafter, self.clock, self.batch.view()
         drafted = self._propose(plan)
         tree, shape = drafted.tree, drafted.shape
-        clock.lap("verify" if plan is self.plain else "draft")
+        clock.lap("verify" if plan.kind is Kind.PLAIN else "draft")
         rests = not plan.drafts and batch.speculating().some
         features = drafter is not None and drafter.features and (plan.drafts or rests)
         verified = self.target.verify(now, tree, chain=shape.chain, features=features)
@@ -115,6 +85,10 @@ class TorchRounds:
         if along is not None and hidden is not None:
             states = torch.cat((along, hidden.index_select(0, rows.view(-1))), 1).view(*rows.shape, -1)
         return Outcome(emitted, logprobs, drafted, accepted.path, states)
+
+    def passed(self, done: Outcome) -> list[int]:
+        """As in `Round`: as many positions as the tree has levels."""
+        return [done.path.shape[1]] * self.batch.size
 
     def _propose(self, plan: RoundPlan) -> Drafted:
         """Trees of the most probable candidates; a plan of one node wants the root alone."""
