@@ -33,15 +33,14 @@ COMMANDS = {
     "serve",
     "plan",
     "tune",
-    "compare",
     "ablate",
 }
 GROUPS = {
     "bench": {"engine", "server", "peers", "privacy", "ratios"},
     "deploy": {"vertex"},
-    "learn": {"list", "pin", "export", "race"},
+    "learn": {"list", "pin", "race"},
 }
-COMMANDS |= {"export", "import", "doctor", "template", "card"}
+COMMANDS |= {"export", "import", "doctor", "template"}
 
 
 def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:
@@ -399,7 +398,7 @@ def test_a_head_that_is_half_written_is_none_yet(
 ) -> None:
     run = Path(shutil.copytree(finished_run, tmp_path / "run"))
     (run / "head" / "config.json").unlink()  # which is written last
-    for command in (("report", small_recipe), ("card",)):
+    for command in (("report", small_recipe), ("report", "--card")):
         fledge(*command, "--run-dir", run)
 
 

@@ -1,4 +1,4 @@
-"""`fledge evaluate --head`, `fledge compare`, and the TensorBoard curves of a run."""
+"""`fledge evaluate --head`, once and twice, and the TensorBoard curves of a run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_head_compared_with_itself_is_no_better(
     fledge: Fledge, small_recipe: Path, finished_run: Path
 ) -> None:
     head = finished_run / "head"
-    output = fledge("compare", head, head, small_recipe, "--run-dir", finished_run)
+    output = fledge("evaluate", small_recipe, "--head", head, "--head", head, "--run-dir", finished_run)
     assert "+0.000 .. +0.000" in output
     assert "can't tell the heads apart" in output
 

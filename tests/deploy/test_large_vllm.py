@@ -116,7 +116,7 @@ def test_from_a_log_to_a_head_that_vllm_serves(tmp_path: Path, model: Path) -> N
     with vllm(model) as (url, _):
         written = recipe(tmp_path, model, url, [url])
         fledge("prompts", written, "--run-dir", run)
-        card = Path(fledge("card", "--run-dir", run).strip())
+        card = Path(fledge("report", "--card", "--run-dir", run).strip())
         assert "gateway" in card.read_text()
         fledge("respond", written, "--run-dir", run)
         fledge("features", written, "--estimate", "--run-dir", run)

@@ -27,7 +27,7 @@ import torch
 from fledge.draft.tree import DraftTree
 from fledge.engine import PLAIN, TreeShape
 from fledge.engine.measure import sizes_up_to
-from fledge.engine.planner import AdaptivePlanner, CostCurve, CostModel, FinishedRound, RoundPlan
+from fledge.engine.planner import AdaptivePlanner, CostCurve, CostModel, FinishedRound, Kind, RoundPlan
 from fledge.engine.planner.cost import head_forwards
 from fledge.engine.planner.speed import trees
 from fledge.engine.rounds.graphs import trees_for
@@ -229,6 +229,13 @@ class SimulatedDrafts(NamedTuple):
         return len(self.sizes) + sum(self.sizes)
 
 
+def plain_drafts(requests: int) -> SimulatedDrafts:
+    """Of a plain round."""
+    return SimulatedDrafts(
+        torch.zeros(requests, 0), torch.zeros(0, dtype=torch.int64), PLAIN, [], [0] * requests
+    )
+
+
 class Draft(NamedTuple):
     """A simulated round's trees, what it is expected to bring, and a sample of that."""
 
@@ -335,7 +342,7 @@ def simulate(
         plan = planner.choose(requests, behind=functools.partial(int, behind))
         drafted, late = None, 0.0
         seconds = device.plain(requests)
-        if plan is not None and plan.drafts:
+        if plan.drafts:
             first = min(first, number)
             kinds = [head.kinds[(number // head.turn + place) % len(head.kinds)] for place in range(requests)]
             moments = [dice.choices(kind, [one.share for one in kind])[0] for kind in kinds]
@@ -343,15 +350,15 @@ def simulate(
             late, behind = device.head(behind) if behind else 0.0, 0.0
         else:
             behind = min(behind + requests, 128.0 * requests)
-            if plan is not None:
+            if plan.kind is Kind.LOOKUP:
                 drafted = copy(plan, requests, rng)
-        trees = None if drafted is None else drafted.trees
-        if plan is not None and trees is not None and (plan.drafts or trees.shape != PLAIN):
+        trees = plain_drafts(requests) if drafted is None else drafted.trees
+        if plan.drafts or trees.shape != PLAIN:
             seconds = device.seconds(requests, trees.shape, len(trees.levels), trees.rows) + late
         tokens = requests + (0.0 if drafted is None else drafted.expected)
         accepted = [0] * requests if drafted is None else drafted.accepted
         spent[number], plain[number] = seconds, tokens * device.plain(requests) / requests
-        plans.append(PLAIN if trees is None else trees.shape)
+        plans.append(trees.shape)
         slower = math.exp(spells.at(clock) + dice.gauss(0.0, device.noise))
         clock += seconds * slower
         planner.learn(

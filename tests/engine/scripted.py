@@ -17,7 +17,7 @@ from fledge.draft.cpu import NativeHeadRunner
 from fledge.draft.runner import HeadRunner
 from fledge.engine.rounds import hooks
 from fledge.engine.rounds.hooks import RoundHooks
-from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.rounds.native import NativeRound
 from fledge.engine.rounds.native_draft import NativeDraft
 from fledge.heads import Head, head_runner
 from fledge.target.target import Target
@@ -65,7 +65,7 @@ class ScriptedHooks(RoundHooks):
 
 
 def _scripted(ordinary: Callable[..., RoundHooks | None]) -> Callable[..., RoundHooks | None]:
-    def made_for(rounds: NativeRounds, made: NativeDraft, plan: Any, *, recent: bool) -> RoundHooks | None:
+    def made_for(rounds: NativeRound, made: NativeDraft, plan: Any, *, recent: bool) -> RoundHooks | None:
         runner = None if rounds.drafter is None else rounds.drafter.runner
         script = getattr(runner, "script", None)
         if script is None or rounds.drafter is None or not plan.drafts:
@@ -82,5 +82,5 @@ def _scripted(ordinary: Callable[..., RoundHooks | None]) -> Callable[..., Round
 def scripts_are_followed() -> Iterator[None]:
     """Engines with a scripted runner propose what its script says."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(NativeRounds, "_hooks", _scripted(NativeRounds._hooks))
+        patch.setattr(NativeRound, "_hooks", _scripted(NativeRound._hooks))
         yield

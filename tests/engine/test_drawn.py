@@ -15,7 +15,7 @@ from fledge.engine.planner import FixedPlanner, RoundPlan
 from fledge.engine.planner.finished import FinishedRound
 from fledge.engine.planner.plan import Terms
 from fledge.engine.request import Completion
-from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.rounds.native import NativeRound
 from fledge.engine.rounds.result import RoundResult
 from fledge.target.cpu import NativeDecoder
 from fledge.target.target import Target
@@ -86,11 +86,11 @@ def requests_of(prompts: list[list[int]], settings: list[dict[str, Any]]) -> lis
 def name_next_tokens(engine: Engine, answers: list[Completion]) -> None:
     """Let the head's first levels hold the answers' next tokens, four times out of five; with any probability."""
     core, rng = engine._core, random.Random(5)
-    assert isinstance(core._rounds, NativeRounds)
+    assert isinstance(core._rounds.backend, NativeRound)
     assert isinstance(core._drafter, Eagle)
     state, decode = core._drafter.view(4), core._rounds.decode
 
-    def decode_knowing(plan: RoundPlan | None) -> RoundResult:
+    def decode_knowing(plan: RoundPlan) -> RoundResult:
         for row, request in enumerate(core._scheduler.running):
             token = answers[request.id].token_ids[len(request.output_ids)]
             tokens, log_probs = state.first_token_ids[row], state.first_log_probs[row]
@@ -119,7 +119,6 @@ def test_trees_of_different_sizes_are_drawn_from_alike(
 
     def watch(self: FixedPlanner, done: FinishedRound) -> None:
         nonlocal unequal
-        assert done.drafted is not None
         counts = done.drafted.sizes
         sizes.update(counts)
         unequal += len(set(counts)) > 1

@@ -18,7 +18,7 @@ from fledge.engine import SamplingParams
 from fledge.engine.batch import BatchSizes, RunningBatch
 from fledge.engine.drafters.drafter import Prompts
 from fledge.engine.drafters.eagle import Eagle, HeadSizes
-from fledge.engine.prefill import PrefillChunk, Prefilled, chunk_rows, following_tokens
+from fledge.engine.prefill import PrefillChunk, chunk_rows, following_tokens
 from fledge.engine.request import Request
 from fledge.engine.selection import SelectionRows
 from fledge.target.batch import PADDING_PAGE, ForwardBatch
@@ -103,9 +103,10 @@ def join(running: Running, length: int, *, head_start: int = 0, left_out: int = 
     running.batch.append(request, pages, bonus)
     chunk = PrefillChunk(request, length - (left_out or length), length, pages)
     features = torch.arange(chunk.start, length)[:, None].expand(-1, FEATURES).float()
-    done = Prefilled(chunk_rows([chunk], CPU), features, bonus[None])
-    following = following_tokens([chunk], done)
-    prompts = Prompts(done.rows, following, features, [head_start], [length], [length - chunk.start])
+    following = following_tokens([chunk], bonus[None], CPU)
+    prompts = Prompts(
+        chunk_rows([chunk], CPU), following, features, [head_start], [length], [length - chunk.start]
+    )
     running.eagle.join(prompts, [0], running.batch.size - 1, None if left_out else output(read))
     return request
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fledge.base.errors import EngineError
 from fledge.engine import (
+    PLAIN,
     Candidates,
     Drafter,
     Engine,
@@ -29,7 +30,7 @@ from fledge.engine.batch import RunningBatch
 from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.planner import RoundPlan
 from fledge.engine.rounds import graphs
-from fledge.engine.rounds.graphs import CudaRecorder, GraphRounds
+from fledge.engine.rounds.graphs import CudaRecorder, GraphRound
 from fledge.target.target import Target
 from tests.engine.conftest import noisy_head, serve
 from tests.engine.op_recorder import act_like_a_gpu
@@ -65,18 +66,17 @@ def make_engine(target: Target, *, recorded: bool, seed: int = 3, max_batch: int
     )
     rng, planner = random.Random(seed), engine._core._planner
 
-    def choose(requests: int, *, behind: Callable[[], int]) -> RoundPlan | None:
-        shape = rng.choice(SHAPES)
-        return None if shape is None else RoundPlan(shape, planner.match_rates)
+    def choose(requests: int, *, behind: Callable[[], int]) -> RoundPlan:
+        return RoundPlan(rng.choice(SHAPES) or PLAIN, planner.match_rates)
 
     planner.choose = choose  # type: ignore[method-assign]
     return engine
 
 
-def graphs_of(engine: Engine) -> GraphRounds:
-    rounds = engine._core._rounds
-    assert isinstance(rounds, GraphRounds)
-    return rounds
+def graphs_of(engine: Engine) -> GraphRound:
+    backend = engine._core._rounds.backend
+    assert isinstance(backend, GraphRound)
+    return backend
 
 
 def sampled(number: int) -> SamplingParams:
@@ -249,7 +249,7 @@ def test_they_are_on_by_default_where_they_can_be(target: Target, like_a_gpu: No
     bounds, options = [TreeShape(8, 8, 32)], EngineOptions(max_batch=8)
 
     def recorded(decoder: object, own: Drafter | None = None, **given: bool) -> bool:
-        return bool(build._recorded(decoder, own, replace(options, **given), bounds, 0))  # type: ignore[arg-type]
+        return bool(build._recorded(decoder, own, options.changed(**given), bounds, 0))  # type: ignore[arg-type]
 
     on_gpu = SimpleNamespace(config=target.config, device=torch.device("cuda"), dtype=torch.bfloat16)
     with mock.patch.object(build, "find_spec", return_value="installed"):

@@ -202,7 +202,6 @@ def test_no_level_is_drafted_for_a_token_that_lookup_names(
         return RoundPlan(TreeShape(4, 2, 8, lookup=6), self.match_rates, terms)
 
     def learn(self: FixedPlanner, done: FinishedRound) -> None:
-        assert done.drafted is not None
         assert done.drafted.proposal is not None
         matched = int(done.drafted.proposal.matched[0])
         if matched in (0, LONGEST):

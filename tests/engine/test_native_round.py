@@ -1,4 +1,4 @@
-"""Rounds in one C++ call do what `TorchRounds` does, bit for bit, and decide as tests/engine/decisions.py does."""
+"""Rounds in one C++ call do what `TorchRound` does, bit for bit, and decide as tests/engine/decisions.py does."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from fledge.engine import PLAIN, Candidates, Completion, Engine, Lookup, Samplin
 from fledge.engine.batch import RunningBatch
 from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.drafters.proposal import Proposal
-from fledge.engine.planner import RoundPlan, Terms
-from fledge.engine.rounds.native import NativeRounds
+from fledge.engine.planner import Kind, RoundPlan, Terms
+from fledge.engine.rounds.native import NativeRound
 from fledge.engine.rounds.result import RoundResult
-from fledge.engine.rounds.torch import TorchRounds
+from fledge.engine.rounds.rounds import Rounds
+from fledge.engine.rounds.torch import TorchRound
 from fledge.engine.shapes import lookup_alone
 from fledge.heads import Head
 from fledge.native.abi import MOST_NODES
@@ -115,9 +116,11 @@ def test_both_backends_leave_the_same(target: Target, head: Head, settings: str)
 
 def test_engines_on_the_kernels_use_them(target: Target, head: Head) -> None:
     """Else all of the above would compare Python with itself."""
-    assert isinstance(Engine(target, head)._core._rounds, NativeRounds)
-    assert isinstance(Engine(target)._core._rounds, NativeRounds)
-    assert isinstance(Engine(target, drafter=Lookup(), tree=TreeShape(4, 1, 5))._core._rounds, TorchRounds)
+    assert isinstance(Engine(target, head)._core._rounds.backend, NativeRound)
+    assert isinstance(Engine(target)._core._rounds.backend, NativeRound)
+    assert isinstance(
+        Engine(target, drafter=Lookup(), tree=TreeShape(4, 1, 5))._core._rounds.backend, TorchRound
+    )
 
 
 def test_a_fixed_tree_may_be_nothing_but_lookup(target: Target, head: Head) -> None:
@@ -191,15 +194,15 @@ class Served(NamedTuple):
                 patch.setattr(build, "_kernels", lambda *_: False)
             engine = Engine(target, head, max_batch=5, kv_tokens=2048)
         core, rng, calls = engine._core, random.Random(1), count()
-        backend, batch = core._rounds, core._batch
-        assert isinstance(backend, NativeRounds if native else TorchRounds)
-        decode = backend.decode if isinstance(backend, NativeRounds) else Deciding(backend).decode
+        rounds, batch = core._rounds, core._batch
+        assert isinstance(rounds.backend, NativeRound if native else TorchRound)
+        decode = rounds.decode if native else Deciding(rounds).decode
         core._planner.pays = lambda requests: True  # type: ignore[method-assign]
         core._scheduler._rereads = lambda *_: True
         core._planner.choose = lambda requests, behind: plan_of(rng, next(calls), core._planner)  # type: ignore[method-assign]
         found = cls([], set(), {})
 
-        def watched(plan: RoundPlan | None) -> RoundResult:
+        def watched(plan: RoundPlan) -> RoundResult:
             done = decode(plan)
             found.rounds.append({**values(done, batch), **left(engine)})
             found.kinds.update(kinds_of(done, plan, batch))
@@ -243,14 +246,14 @@ def requests_of(settings: list[dict[str, Any]]) -> list[tuple[list[int], Samplin
     return made
 
 
-def plan_of(rng: random.Random, call: int, planner: Any) -> RoundPlan | None:
+def plan_of(rng: random.Random, call: int, planner: Any) -> RoundPlan:
     """A fixed tree, or one that decides as it grows.
 
     Now and then a plain round instead, that heads fall behind, and once so many that they forget.
     """
     shape, kind = rng.choice(SHAPES), rng.random()
     if kind < 0.15 or 20 < call < 60:
-        return None
+        return RoundPlan(PLAIN, planner.match_rates)
     if kind < 0.4:
         return RoundPlan(lookup_alone(7) if kind > 0.35 else shape, planner.match_rates)
     bound = lookup_alone(7) if kind > 0.75 else shape
@@ -287,16 +290,16 @@ class Uneven(NamedTuple):
 
 
 class Deciding:
-    """`TorchRounds`, and in Python what it leaves to C++: a plan's decisions, and heads that chains leave behind."""
+    """`TorchRound`, and in Python what it leaves to C++: a plan's decisions, and heads that chains leave behind."""
 
-    def __init__(self, rounds: TorchRounds) -> None:
+    def __init__(self, rounds: Rounds) -> None:
         self._decode, self._batch = rounds.decode, rounds.batch
         assert isinstance(rounds.drafter, Eagle)
         self._eagle = rounds.drafter
 
-    def decode(self, plan: RoundPlan | None) -> RoundResult:
-        """As `NativeRounds.decode`."""
-        if plan is None or (plan.drafts and plan.terms is None):
+    def decode(self, plan: RoundPlan) -> RoundResult:
+        """As `Rounds.decode` over a `NativeRound`."""
+        if plan.kind is Kind.PLAIN or (plan.drafts and plan.terms is None):
             return self._decode(plan)
         if plan.terms is None:
             return self._keeping(plan)
@@ -311,7 +314,6 @@ class Deciding:
             fixed = RoundPlan(shape, plan.match_rates)
             done = self._decode(fixed) if plan.drafts else self._keeping(fixed)
         drafted = Uneven(own_trees(made, counts), shape, made.levels, made.proposal, counts)
-        assert done.drafted is not None
         numbers = (done.drafted.tree.token_ids >= 0).cumsum(1) - 1  # of the nodes that aren't empty
         return done._replace(drafted=drafted, path=numbers.gather(1, done.path))
 
@@ -474,12 +476,11 @@ def entry_masks(decoder: Any) -> Tensor:
     return torch.stack(_entry_masks)
 
 
-def kinds_of(done: RoundResult, plan: RoundPlan | None, batch: RunningBatch) -> list[str]:
+def kinds_of(done: RoundResult, plan: RoundPlan, batch: RunningBatch) -> list[str]:
     """What happened in a round, by name."""
     drafted = done.drafted
-    if plan is None:
+    if plan.kind is Kind.PLAIN:
         return ["plain"]
-    assert drafted is not None
     bound, terms, sizes = plan.bound, plan.terms, drafted.sizes
     if not max(sizes):
         return [] if plan.drafts else ["nothing_to_copy"]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fledge.base.errors import EngineError
-from fledge.engine import Completion, Engine, SamplingParams, StepResult, TreeShape, build
+from fledge.engine import PLAIN, Completion, Engine, SamplingParams, StepResult, TreeShape, build
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, scripted_head
@@ -93,7 +93,10 @@ def test_every_option_gives_what_it_gives_without_overlap(
         busy_prefill_rows=32,
     )  # fmt: skip
     if shape is None:
-        rng, plans = random.Random(3), [None, RoundPlan(TreeShape(3, 2, 7)), RoundPlan(TreeShape(2, 4, 8))]
+        rng, plans = (
+            random.Random(3),
+            [RoundPlan(PLAIN), RoundPlan(TreeShape(3, 2, 7)), RoundPlan(TreeShape(2, 4, 8))],
+        )
         engine._core._planner.choose = lambda requests, behind: rng.choice(plans)  # type: ignore[method-assign]
     assert [essence(one) for one in answers(engine, prompts, params)] == expected
     stats = engine.stats()

@@ -19,7 +19,7 @@ from fledge.engine.shapes import MAX_DEPTH
 from fledge.engine.stats import Counts
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, eagle, scripted_head
-from tests.engine.devices import Draft, Moment, draft
+from tests.engine.devices import Draft, Moment, draft, plain_drafts
 
 # A decode step of 10 ms, nearly flat up to 16 rows; a draft step of 0.7 ms.
 COST = CostModel(
@@ -49,7 +49,7 @@ def serve(
     moment, shapes, behind = Moment(1.0, right, claimed or right), [], 0
     for _ in range(rounds):
         plan = planner.choose(requests, behind=partial(int, behind))
-        made: Draft | None = draft(plan, [moment] * requests, rng) if plan is not None else None
+        made: Draft | None = draft(plan, [moment] * requests, rng) if plan.kind is not Kind.PLAIN else None
         shape = made.trees.shape if made else PLAIN
         seconds = COST.target.at(made.trees.rows if made else requests)
         seconds += COST.head_seconds(requests, shape, len(made.trees.levels)) if made else 0.0
@@ -57,7 +57,7 @@ def serve(
         behind = 0 if made else late
         accepted = made.accepted if made else [0] * requests
         took = (seconds + caught_up) * dice.uniform(0.97, 1.05)
-        trees = made.trees if made else None
+        trees = made.trees if made else plain_drafts(requests)
         planner.learn(FinishedRound(plan, trees, None, [()] * requests, accepted, took, caught_up, 0.0))
         shapes.append(shape)
     return shapes
@@ -280,11 +280,10 @@ def test_a_fresh_engine_drafts_within_its_first_rounds_even_if_verifies_seem_fou
 
 def choose_randomly(engine: Engine, rng: random.Random) -> None:
     """Replace the planner's choice."""
-    shapes = [None, *SHAPES]
+    shapes = [PLAIN, *SHAPES]
 
-    def choose(requests: int, *, behind: Callable[[], int]) -> RoundPlan | None:
-        shape = rng.choice(shapes)
-        return None if shape is None else RoundPlan(shape)
+    def choose(requests: int, *, behind: Callable[[], int]) -> RoundPlan:
+        return RoundPlan(rng.choice(shapes))
 
     engine._core._planner.choose = choose  # type: ignore[method-assign]
 
@@ -326,9 +325,9 @@ def test_a_long_run_of_plain_rounds_restarts_the_head(
     head.strict = True
     pending: list[int] = []
 
-    def choose(requests: int, behind: Callable[[], int]) -> RoundPlan | None:
+    def choose(requests: int, behind: Callable[[], int]) -> RoundPlan:
         pending.append(behind())
-        return None if len(pending) <= 170 else RoundPlan(TreeShape(4, 4, 16))
+        return RoundPlan(PLAIN if len(pending) <= 170 else TreeShape(4, 4, 16))
 
     engine._core._planner.choose = choose  # type: ignore[method-assign]
     answers = engine.generate(prompts[:3], max_tokens=190, ignore_eos=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge.draft import DraftVocabulary
-from fledge.engine import Completion, Engine, SamplingParams, TreeShape
+from fledge.engine import PLAIN, Completion, Engine, SamplingParams, TreeShape
 from fledge.engine.planner import RoundPlan
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import Match, PrefixCache
@@ -130,7 +130,7 @@ def test_pages_the_head_has_not_seen_yet_are_not_offered_to_speculation(target: 
     head.strict = False  # while costs are measured
     engine = Engine(target, head)
     head.strict = True
-    engine._core._planner.choose = lambda requests, behind: None  # type: ignore[method-assign]
+    engine._core._planner.choose = lambda requests, behind: RoundPlan(PLAIN)  # type: ignore[method-assign]
     engine._core._scheduler._rereads = lambda *_: True
     answer(engine, [first])
     tree = TreeShape(2, 4, 8)
@@ -158,7 +158,7 @@ def test_pages_before_a_head_that_restarted_are_not_offered_to_speculation(
     head.learn([*one.prompt_token_ids, *one.token_ids] for one in (done, after))
     tree, rounds = TreeShape(2, 4, 8), itertools.count()
     engine._core._planner.choose = lambda requests, behind: (  # type: ignore[method-assign]
-        None if next(rounds) < plain_rounds else RoundPlan(tree)
+        RoundPlan(PLAIN if next(rounds) < plain_rounds else tree)
     )
     assert engine.generate([first], max_tokens=count, ignore_eos=True)[0].token_ids == done.token_ids
     again = engine.generate([second], max_tokens=13, ignore_eos=True)[0]

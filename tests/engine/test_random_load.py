@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fledge.engine import Engine, TreeShape
+from fledge.engine import PLAIN, Engine, TreeShape
 from fledge.engine.planner import RoundPlan
 from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
@@ -58,7 +58,12 @@ def serve(
     )  # fmt: skip
     rng = random.Random(seed)
     if tree is None:
-        plans = [None, None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(3, 2, 6))]
+        plans = [
+            RoundPlan(PLAIN),
+            RoundPlan(PLAIN),
+            RoundPlan(TreeShape(2, 4, 8)),
+            RoundPlan(TreeShape(3, 2, 6)),
+        ]
         engine._core._planner.choose = lambda requests, behind: rng.choice(plans)  # type: ignore[method-assign]
         # Timings decide otherwise.
         core, guesses = engine._core, random.Random(seed)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fledge.engine import Engine, SamplingParams, TreeShape
+from fledge.engine import PLAIN, Engine, SamplingParams, TreeShape
 from fledge.engine.batch import Carried
 from fledge.engine.drafters.eagle import Eagle, HeadState
 from fledge.engine.planner import RoundPlan
@@ -65,7 +65,7 @@ def test_carried_state_equals_a_fresh_prefill(
     engine = Engine(target, head, tree=shape)
     if shape is None:
         rng = random.Random(0)
-        plans = [None, RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(4, 4, 16))]
+        plans = [RoundPlan(PLAIN), RoundPlan(TreeShape(2, 4, 8)), RoundPlan(TreeShape(4, 4, 16))]
         engine._core._planner.choose = lambda requests, behind: rng.choice(plans)  # type: ignore[method-assign]
     contexts = _serve(engine, prompts[:4], steps=9)
     if shape is None:

@@ -8,6 +8,7 @@ import torch
 
 from fledge.engine import SamplingParams
 from fledge.engine.batch import BatchSizes, RunningBatch
+from fledge.engine.options import EngineOptions
 from fledge.engine.pool import PagePool
 from fledge.engine.prefix import PrefixCache
 from fledge.engine.request import Request
@@ -17,14 +18,16 @@ PAGE = 16
 
 
 def scheduler(
-    pages: int, *, prefill_rows: int = 1000, busy_rows: int = 1000, shares: bool = False
+    pages: int, *, prefill_rows: int = 1000, busy_rows: int = 1000, shares: bool = False, fair: bool = True
 ) -> Scheduler:
     """Of a pool of so many usable pages; a round may write one page's length beyond what is committed."""
     pool = PagePool(pages + 1, PAGE)
     batch = RunningBatch(BatchSizes(8, 20), torch.device("cpu"))
+    options = EngineOptions(
+        max_batch=8, prefill_rows=prefill_rows, busy_prefill_rows=busy_rows, fair_prefill=fair
+    )
     return Scheduler(
-        pool, batch, max_batch=8, window=PAGE, ahead=0, prefill_rows=prefill_rows,
-        busy_prefill_rows=busy_rows, prefix=PrefixCache(pool, heads=False) if shares else None,
+        pool, batch, options, window=PAGE, ahead=0, prefix=PrefixCache(pool, heads=False) if shares else None,
         rereads=lambda unseen, left, requests: False, forget=lambda pages: None,
     )  # fmt: skip
 
@@ -124,8 +127,7 @@ def test_short_prompts_never_keep_the_oldest_waiting_for_more_than_one_forward()
 
 
 def test_prompts_run_in_the_order_in_which_they_came_if_that_is_wanted() -> None:
-    made = scheduler(200, prefill_rows=50)
-    made.fair_prefill = False
+    made = scheduler(200, prefill_rows=50, fair=False)
     ask(made, tokens(120), tokens(20, 1000))
     assert [prefill(made) for _ in range(3)] == [[(0, 0, 50)], [(0, 50, 100)], [(0, 100, 120), (1, 0, 20)]]
 

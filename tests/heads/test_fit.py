@@ -12,7 +12,7 @@ import pytest
 from fledge.base.errors import HeadError
 from fledge.heads import Head
 from fledge.released import load_head, load_pair, released_folder
-from fledge.target import Target
+from fledge.target import Target, TargetOptions
 from fledge.target.identity import template_hash, vocabulary_hash
 from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.tiny import CHATML, TinyShape, save_tiny_target
@@ -47,7 +47,7 @@ def test_other_weights_of_the_same_model_are_a_line_of_information(
     with caplog.at_level(logging.INFO, "fledge"):
         for named in (None, "released", str(tmp_path / "shipped" / "tiny")):
             caplog.clear()
-            target, head = load_pair(str(tuned), named)
+            target, head = load_pair(TargetOptions(model=str(tuned)), named)
             assert head is not None
             assert head.metadata.target_revision != target.revision
             assert "trained on other weights of this shape" in caplog.text
@@ -59,7 +59,7 @@ def test_a_heads_own_target_gets_no_such_line(
     shipped: Head, tiny_target_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "fledge"):
-        assert load_pair(str(tiny_target_folder), None)[1] is not None
+        assert load_pair(TargetOptions(model=str(tiny_target_folder)), None)[1] is not None
     assert "other weights" not in caplog.text
 
 
@@ -68,14 +68,14 @@ def test_without_a_fitting_head_decoding_is_plain_and_says_so(
 ) -> None:
     other = save_tiny_target(tmp_path / "other", shape=TinyShape(hidden=128))
     with caplog.at_level(logging.INFO, "fledge"):
-        assert load_pair(str(other), None)[1] is None
+        assert load_pair(TargetOptions(model=str(other)), None)[1] is None
     assert "decoding plainly, since no head ships for it" in caplog.text
     with pytest.raises(HeadError, match="no head ships for"):
-        load_pair(str(other), "released")
+        load_pair(TargetOptions(model=str(other)), "released")
 
 
 def test_plain_loads_no_head(shipped: Head, tiny_target_folder: Path) -> None:
-    assert load_pair(str(tiny_target_folder), None, plain=True)[1] is None
+    assert load_pair(TargetOptions(model=str(tiny_target_folder)), None, plain=True)[1] is None
 
 
 def test_other_tokens_are_refused(shipped: Head, tiny_target_folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ MAX_BODY = 1000
 @pytest.fixture(scope="module")
 def narrow(make_engine: Callable[..., Engine]) -> Iterator[Running]:
     """A server of few and small answers."""
-    limits = ServerOptions(port=0, max_body=MAX_BODY, max_answers=4)
+    limits = ServerOptions(port=0, max_body_mb=MAX_BODY / 2**20, max_answers=4)
     with running(make_engine(max_context=64), limits) as server:
         yield server
 

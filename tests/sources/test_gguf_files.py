@@ -13,7 +13,7 @@ from fledge.base.errors import HeadError, TargetError
 from fledge.heads import Head
 from fledge.released import load_pair
 from fledge.sources.gguf_header import GgufSizes
-from fledge.target import Target, resolve_target
+from fledge.target import Target, TargetOptions, resolve_target
 from fledge.target.resolve import config_place
 from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.server.taught import TEMPLATES
@@ -102,9 +102,9 @@ def test_a_head_of_another_size_is_refused_before_the_model_is_converted(
     head.save(str(tmp_path / "head"))
     wider = wide_gguf(tmp_path)
     with pytest.raises(HeadError, match="features of 64, the target has 128"):
-        load_pair(str(wider), str(tmp_path / "head"))
+        load_pair(TargetOptions(model=str(wider)), str(tmp_path / "head"))
     assert not list((tmp_path / "cache").glob("targets/*/config.json"))
-    target, drafts = load_pair(str(gguf_file), str(tmp_path / "head"))
+    target, drafts = load_pair(TargetOptions(model=str(gguf_file)), str(tmp_path / "head"))
     assert drafts is not None
     assert target.name == "tiny-model"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictBool, ValidationError
 from pydantic.fields import FieldInfo
@@ -32,6 +32,7 @@ def whole(value: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(whole)]
 Switch = StrictBool
+DraftWeights = Literal["int8", "bfloat16"]  # storage of a head's matrices
 
 
 @dataclass(frozen=True)

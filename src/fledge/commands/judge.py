@@ -1,4 +1,4 @@
-"""`fledge evaluate --head HEAD` and `fledge compare A B`: what heads are worth, without serving them."""
+"""`fledge evaluate --head HEAD`, and `--head A --head B`: what heads are worth, without serving them."""
 
 from __future__ import annotations
 

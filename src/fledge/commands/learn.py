@@ -50,18 +50,6 @@ def pin(
 
 
 @learn_app.command()
-def export(
-    version: Annotated[int, typer.Argument(help="a version's number")],
-    output: Annotated[Path, typer.Argument(help="a new folder")],
-    folder: Folder = _DEFAULT,
-) -> None:
-    """Copy a version as an ordinary head, for `--head` or `fledge export`."""
-    from fledge.learn import Versions
-
-    Versions(folder).export(version, output)
-
-
-@learn_app.command()
 def race(
     workloads: Annotated[
         list[str],

@@ -16,15 +16,15 @@ import typer
 from fledge import __version__
 from fledge.base.errors import FledgeError
 from fledge.base.retry import OneRetryLine
-from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
+from fledge.commands.bench import TargetOption, bench_app, tune
 from fledge.commands.bench_privacy import bench_privacy
 from fledge.commands.cloud import deploy_app
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.exchange import export, import_
 from fledge.commands.extras import missing_package
 from fledge.commands.learn import learn_app
-from fledge.commands.plan import plan
 from fledge.commands.options import with_flags
+from fledge.commands.plan import plan
 from fledge.commands.serving import (
     TARGET_FLAGS,
     HeadOption,
@@ -203,31 +203,26 @@ def evaluate(
     settings: Settings = None,
     run_dir: RunDir = None,
     head: Annotated[
-        str | None, typer.Option(help="a head to judge instead of the run's own: a folder, or released")
+        list[str] | None,
+        typer.Option(
+            help="a head to judge instead of the run's own: a folder, or released; twice: compare the two"
+        ),
     ] = None,
 ) -> None:
-    """Measure tau on held-out conversations, of this or another head."""
+    """Measure tau on held-out conversations, of this or another head, or of two."""
     trained = described_run(settings, run_dir)
-    if head is None:
+    heads = head or []
+    if len(heads) > 2:
+        raise typer.BadParameter("give it once, or twice to compare two heads", param_hint="--head")
+    if not heads:
         _stage("evaluate", trained)
+        return
+    from fledge.commands.judge import print_comparison, print_evaluation
+
+    if len(heads) == 1:
+        print_evaluation(trained, heads[0])
     else:
-        from fledge.commands.judge import print_evaluation
-
-        print_evaluation(trained, head)
-
-
-@app.command(rich_help_panel=JUDGE)
-def compare(
-    a: Annotated[str, typer.Argument(help="a head's folder, or released for the shipped one")],
-    b: Annotated[str, typer.Argument(help="the head to compare it with")],
-    settings: Settings = None,
-    run_dir: RunDir = None,
-) -> None:
-    """Compare two heads on a run's held-out conversations."""
-    held_out = described_run(settings, run_dir)
-    from fledge.commands.judge import print_comparison
-
-    print_comparison(held_out, (a, b))
+        print_comparison(trained, (heads[0], heads[1]))
 
 
 @app.command(rich_help_panel=JUDGE)
@@ -285,34 +280,23 @@ def bench(
 def report(
     settings: Settings = None,
     run_dir: RunDir = None,
-    export: Annotated[
-        list[str] | None, typer.Option(help="write the report as md, or its charts as png, too; repeatable")
-    ] = None,
-    compare: Annotated[
-        tuple[str, str] | None, typer.Option(help="two run folders to compare instead", metavar="RUN RUN")
-    ] = None,
-    output: Annotated[str, typer.Option(help="where --compare writes its page")] = "compare.html",
+    card: Annotated[
+        bool,
+        typer.Option("--card", help="write the data card instead: sources, terms, what was removed and why"),
+    ] = False,
 ) -> None:
-    """Write report.html and summary.json, or compare two runs.
+    """Write report.html and summary.json; or the data card.
 
     Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
     """
-    if compare is not None:
-        if settings or export:
-            raise typer.BadParameter("no settings or --export go with it", param_hint="--compare")
-        from fledge.base.storage import refuse_unwritable
-        from fledge.run.closing import compare_run_folders
+    if card:
+        if settings:
+            raise typer.BadParameter("no settings go with it", param_hint="--card")
+        from fledge.run.closing import write_run_card
 
-        refuse_unwritable(output)
-        compare_run_folders(*compare, output)
+        typer.echo(write_run_card(run_dir or DEFAULT_RUN_DIR))
         return
-    measured = described_run(settings, run_dir)
-    from fledge.bench.report.exports import check_kinds
-    from fledge.run.closing import export_report
-
-    check_kinds(export or [])
-    _stage("report", measured)
-    export_report(measured, export or [])
+    _stage("report", described_run(settings, run_dir))
 
 
 @app.command(rich_help_panel=USE)
@@ -348,14 +332,6 @@ app.command("import", rich_help_panel=USE)(import_)
 app.command(rich_help_panel=USE)(doctor)
 app.add_typer(deploy_app, name="deploy", rich_help_panel=USE)
 app.add_typer(learn_app, name="learn", rich_help_panel=USE)
-
-
-@app.command(rich_help_panel=JUDGE)
-def card(run_dir: RunDir = None) -> None:
-    """Write the data card: sources, terms, what was removed and why."""
-    from fledge.run.closing import write_run_card
-
-    typer.echo(write_run_card(run_dir or DEFAULT_RUN_DIR))
 
 
 @app.command(rich_help_panel=JUDGE)

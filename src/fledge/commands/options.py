@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -19,7 +19,7 @@ _SIMPLE = (int, float, str, bool)
 
 
 @dataclass(frozen=True)
-class Flags[Model]:
+class Flags(Generic[Model]):
     """The options of a model, below one heading of --help."""
 
     model: type[Model]
@@ -41,7 +41,9 @@ class Flags[Model]:
         """The model of a command's parameters; `more`: fields that aren't options. Raises the model's error."""
         values = {name: given[parameter] for parameter, name, field in self}
         defaults = {name: field.default for _, name, field in self}
-        return self.model(**{name: value for name, value in values.items() if value not in (None, defaults[name])}, **more)
+        return self.model(
+            **{name: value for name, value in values.items() if value not in (None, defaults[name])}, **more
+        )
 
     def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
         flag, kind, default = flag_of(field), _kind(field.annotation), field.default

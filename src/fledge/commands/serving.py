@@ -22,7 +22,9 @@ HeadOption = Annotated[
 ]
 PlainOption = Annotated[
     bool,
-    typer.Option("--plain", help="decode plainly, without a head; with serve --learn: learn one from nothing"),
+    typer.Option(
+        "--plain", help="decode plainly, without a head; with serve --learn: learn one from nothing"
+    ),
 ]
 TemplateKwargs = Annotated[
     str | None,
@@ -61,9 +63,7 @@ def serve(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="print that engine's command only", rich_help_panel=_LAUNCH.heading
-        ),
+        typer.Option("--dry-run", help="print that engine's command only", rich_help_panel=_LAUNCH.heading),
     ] = False,
     check_only: Annotated[
         bool,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fledge.base.errors import HeadError
 from fledge.target.config import DecoderConfig
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
-
-DraftWeights = Literal["int8", "bfloat16"]  # storage of the head's matrices
 
 _DENSE_WIDTH = 6  # MLP width over hidden size, as SpecForge's heads for gpt-oss and Qwen3-30B-A3B have
 _LATENT_HEAD_DIM, _LATENT_KV_HEADS = 128, 8

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import EngineError
+from fledge.base.options import DraftWeights
 from fledge.draft.config import HeadConfig
 from fledge.draft.race import Draws
-from fledge.draft.config import DraftWeights
 from fledge.draft.runner import DraftOutput
 from fledge.draft.weights import HeadWeights
 from fledge.native import abi, ops, unavailable_reason

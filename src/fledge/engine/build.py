@@ -163,12 +163,9 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         scheduler=Scheduler(
             pool,
             batch,
-            max_batch=options.max_batch,
+            options,
             window=window,
             ahead=ahead,
-            prefill_rows=options.prefill_rows,
-            fair_prefill=options.fair_prefill,
-            busy_prefill_rows=min(options.busy_prefill_rows, options.prefill_rows),
             prefix=PrefixCache(pool, heads=head is not None) if options.prefix_cache else None,
             rereads=planner.rereads,
             forget=partial(_forget, _read_by_page(target, eagle)),

@@ -73,9 +73,9 @@ class Engine:
         if isinstance(head, Head):
             target = head.target_it_reads(target)
         self.target = target
-        runner = head
-        if isinstance(head, Head):
-            runner = head_runner(target, head, draft_weights=options.draft_weights)
+        runner = (
+            head_runner(target, head, draft_weights=options.draft_weights) if isinstance(head, Head) else head
+        )
         parts = build_parts(target.decoder, runner, options)
         self.max_batch, self.recorder = options.max_batch, options.recorder
         self.head_name = head.name if isinstance(head, Head) else ""
@@ -350,7 +350,11 @@ class _Answer:
 # For `help` and editors: the keywords by name.
 Engine.__init__.__signature__ = inspect.signature(Engine.__init__).replace(  # type: ignore[attr-defined]
     parameters=[
-        *[one for one in inspect.signature(Engine.__init__).parameters.values() if one.kind is not one.VAR_KEYWORD],
+        *[
+            one
+            for one in inspect.signature(Engine.__init__).parameters.values()
+            if one.kind is not one.VAR_KEYWORD
+        ],
         *EngineOptions.signature().parameters.values(),
     ]
 )

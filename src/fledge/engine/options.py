@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from fledge.base.errors import EngineError
-from fledge.base.options import Flag, Options, Switch, Whole
-from fledge.draft.config import DraftWeights
+from fledge.base.options import DraftWeights, Flag, Options, Switch, Whole
 from fledge.engine.shapes import MAX_NODES, PLAIN, TreeShape, shape_from
 
 # Options that other rooms offer, too, such as a recipe's bench part.
@@ -23,7 +22,9 @@ LookupTokens = Annotated[
 ]
 DraftWeightsOption = Annotated[
     DraftWeights | None,
-    Field(description="type of the head's matrices; left out, int8 on the CPU kernels, else the target's type"),
+    Field(
+        description="type of the head's matrices; left out, int8 on the CPU kernels, else the target's type"
+    ),
 ]
 Overlap = Annotated[
     Switch | None,

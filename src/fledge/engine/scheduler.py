@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from fledge.engine.batch import RunningBatch
+from fledge.engine.options import EngineOptions
 from fledge.engine.pool import PagePool
 from fledge.engine.prefill import PrefillChunk
 from fledge.engine.prefix import Match, PrefixCache
@@ -39,28 +40,22 @@ class Scheduler:
         self,
         pool: PagePool,
         batch: RunningBatch,
+        options: EngineOptions,
         *,
-        max_batch: int,
         window: int,
         ahead: int,
-        prefill_rows: int,
-        busy_prefill_rows: int,
         prefix: PrefixCache | None,
         rereads: Rereads,
         forget: Callable[[Sequence[int]], None],
-        fair_prefill: bool = True,
     ) -> None:
-        """`forget`: clears pages before they get a new owner. `fair_prefill`: see `_share_rows`."""
+        """`forget`: clears pages before they get a new owner."""
         self.pool = pool
         self.batch = batch
         self.prefix = prefix
         self._rereads, self._forget = rereads, forget
-        self.max_batch = max_batch
+        self.options = options
         self.window = window  # KV indices a round may write beyond the committed length
         self.ahead = ahead  # tokens by which that may be ahead of what the host knows
-        self.prefill_rows = prefill_rows
-        self.busy_prefill_rows = busy_prefill_rows  # the same while other requests decode
-        self.fair_prefill = fair_prefill
         self.waiting: deque[Request] = deque()
         self.prefilling: list[Request] = []
         self.running: list[Request] = []
@@ -80,7 +75,8 @@ class Scheduler:
         if self._hold_newcomers():
             return []
         self._admit_waiting()
-        return self._share_rows(self.busy_prefill_rows if self.running else self.prefill_rows)
+        rows = self.options.prefill_rows
+        return self._share_rows(min(self.options.busy_prefill_rows, rows) if self.running else rows)
 
     def _share_rows(self, rows: int) -> list[PrefillChunk]:
         """One forward's chunks of the admitted prompts: the short ones first, then those that fit, then the long ones.
@@ -91,7 +87,7 @@ class Scheduler:
         The oldest prompt has rows at least in every other forward, so that younger ones don't keep it waiting longer.
         """
         queue = [request for request in self.prefilling if _left(request)]
-        if self.fair_prefill and not self._overtaken and sum(map(_left, queue)) > rows:
+        if self.options.fair_prefill and not self._overtaken and sum(map(_left, queue)) > rows:
             queue.sort(key=lambda request: _rank(request, rows))
             first, _ = _rank(queue[0], rows)
             queue = [request for request in queue if _rank(request, rows)[0] == first]
@@ -187,9 +183,9 @@ class Scheduler:
         A prefill forward reads all weights, however short the prompt; replacing requests one by one would add such
         a forward to almost every round.
         """
-        ready = min(len(self.waiting), self.max_batch - len(self.running))
-        company = self.max_batch // _NEWCOMERS_SHARE
-        full = len(self.running) >= _NEARLY_FULL * self.max_batch
+        ready = min(len(self.waiting), self.options.max_batch - len(self.running))
+        company = self.options.max_batch // _NEWCOMERS_SHARE
+        full = len(self.running) >= _NEARLY_FULL * self.options.max_batch
         if self.prefilling or not full or not 0 < ready < company or self._held == _PATIENCE_ROUNDS:
             self._held = 0
             return False
@@ -200,7 +196,7 @@ class Scheduler:
         """Start waiting requests, oldest first, until the batch or the pool is full."""
         later: list[Request] = []
         filling = {key for request in self.prefilling for key in self._to_fill(request)}
-        while self.waiting and len(self.prefilling) + len(self.running) + len(later) < self.max_batch:
+        while self.waiting and len(self.prefilling) + len(self.running) + len(later) < self.options.max_batch:
             request = self.waiting[0]
             if filling and self._soon_shared(request, filling) * self.pool.page_size >= _WORTH_WAITING:
                 later.append(self.waiting.popleft())
@@ -245,7 +241,9 @@ class Scheduler:
         pages, with_head = self.prefix.match(request)
         unseen = (len(pages) - with_head) * self.pool.page_size
         if unseen and request.speculate:
-            company = min(len(self.waiting) + len(self.prefilling) + len(self.running), self.max_batch)
+            company = min(
+                len(self.waiting) + len(self.prefilling) + len(self.running), self.options.max_batch
+            )
             if self._rereads(unseen, request.longest - request.length, company):
                 return Match(pages[:with_head], with_head)
         return Match(pages, with_head)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fledge.base.errors import HeadError
+from fledge.base.options import DraftWeights
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
-from fledge.draft.config import DraftWeights
 from fledge.draft.runner import HeadRunner, TorchHeadRunner
 from fledge.heads.head import Head
 

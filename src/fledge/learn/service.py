@@ -21,16 +21,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fledge.base.errors import FledgeError, first_line
+from fledge.base.options import DraftWeights
 from fledge.data.privacy.filter import require_privacy_extra
 from fledge.draft import HeadMetadata
-from fledge.draft.config import DraftWeights
 from fledge.engine import Engine
 from fledge.engine.record import Tape
 from fledge.heads import Head, head_runner

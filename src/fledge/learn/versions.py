@@ -121,12 +121,6 @@ class Versions:
         self.load(number)
         write_atomic(self.folder / PINNED, f"{number}\n".encode())
 
-    def export(self, number: int, folder: str | Path) -> None:
-        """Copy a version, to be served or published as any other head."""
-        if Path(folder).exists():
-            raise HeadError(f"{folder} exists; name a folder that doesn't")
-        self.load(number).save(str(folder))
-
     def _card(self, number: int) -> Card:
         path = self.path(number) / CARD
         try:

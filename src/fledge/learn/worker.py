@@ -31,7 +31,6 @@ from fledge.learn.versions import Card, Versions
 from fledge.learn.wire import frames, sample_of
 from fledge.target import Target
 from fledge.train.compare import TauDifference
-from fledge.train.options import TrainOptions
 from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 
 _NICE = 5  # a quarter of a core, beside another program

@@ -54,9 +54,7 @@ def load_head(target: Target, name: str) -> Head:
     return _checked(Head.load(head_url(target, name)), target)
 
 
-def load_pair(
-    target: TargetOptions, head: str | None, *, plain: bool = False
-) -> tuple[Target, Head | None]:
+def load_pair(target: TargetOptions, head: str | None, *, plain: bool = False) -> tuple[Target, Head | None]:
     """A target, and the head that drafts for it; the log says which, or that there is none.
 
     `head`: a folder, URL or hub id; None or `released`: the shipped head, and with None none is no error.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from fledge.base.errors import ServerError
+from fledge.base.errors import FledgeError, ServerError
 from fledge.base.options import Flag, Options, Switch, Whole
 
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
@@ -24,7 +24,7 @@ Seconds = Annotated[float, Field(gt=0, lt=1e7)]
 class ListenOptions(Options):
     """Where any engine's server listens, and how long it takes to stop."""
 
-    error = ServerError
+    error: ClassVar[type[FledgeError]] = ServerError
 
     host: Annotated[str, Flag(first=True)] = Field(
         "127.0.0.1", description="address to listen on; 0.0.0.0 is all of them"
@@ -41,11 +41,11 @@ class ServerOptions(ListenOptions):
     target: Annotated[str | None, Flag(hidden=True)] = Field(
         None, description="the target as the user named it; left out, its own name"
     )
-    model_names: Annotated[tuple[str, ...], Flag(first=True, names=("--model-name", "--served-model-name"))] = (
-        Field(
-            (),
-            description="the model's name for clients; repeatable; by default TARGET, of a path the last part",
-        )
+    model_names: Annotated[
+        tuple[str, ...], Flag(first=True, names=("--model-name", "--served-model-name"))
+    ] = Field(
+        (),
+        description="the model's name for clients; repeatable; by default TARGET, of a path the last part",
     )
     strict_model_name: Switch = Field(False, description="answer 404 to requests that name another model")
     api_keys: Annotated[tuple[str, ...], Flag(hidden=True)] = Field(

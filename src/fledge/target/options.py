@@ -27,7 +27,9 @@ class TargetOptions(BaseModel):
     dtype: Literal["bfloat16", "float32", "float16"] = Field(
         "bfloat16", description="what the decoder computes in"
     )
-    device: str = Field("cpu", description="cpu, or a torch device such as cuda:0")
+    device: Annotated[str, Flag(first=True)] = Field(
+        "cpu", description="cpu, or a torch device such as cuda:0"
+    )
     backend: Literal["auto", "native", "torch"] = Field(
         "auto", description="native (the CPU kernels), torch, or auto"
     )

@@ -21,7 +21,7 @@ from fledge.engine.drafters.drafter import Prompts
 from fledge.engine.drafters.eagle import Eagle, HeadSizes
 from fledge.engine.params import SamplingParams
 from fledge.engine.planner import RoundPlan
-from fledge.engine.prefill import PrefillChunk, Prefilled, chunk_rows, following_tokens
+from fledge.engine.prefill import PrefillChunk, chunk_rows, following_tokens
 from fledge.engine.request import Request
 from fledge.engine.rounds.tree import accept
 from fledge.engine.selection import SelectionRows
@@ -123,10 +123,14 @@ class ServingReplay:
             chunks.append(PrefillChunk(request, 0, a.start, pages))
             batch.append(request, pages, chosen[row])
         features = torch.cat([a.sample.features[: a.start] for a in answers]).to(device)
-        done = Prefilled(chunk_rows(chunks, device), features, chosen)
         starts = [a.start for a in answers]
         prompts = Prompts(
-            done.rows, following_tokens(chunks, done), features, [0] * len(starts), starts, starts
+            chunk_rows(chunks, device),
+            following_tokens(chunks, chosen, device),
+            features,
+            [0] * len(starts),
+            starts,
+            starts,
         )
         eagle.join(prompts, range(len(answers)), 0, eagle.prefill(prompts))
         return batch, eagle

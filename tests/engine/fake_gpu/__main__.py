@@ -139,14 +139,14 @@ def serve_recorded(gpu: FakeGpu, device: torch.device, options: list[dict[str, A
     submit(core, 3, options[0])
     for _ in range(2):
         core.step()
-    assert isinstance(parts.rounds, graphs.GraphRounds)
-    assert parts.rounds.replayed == 6
+    assert isinstance(parts.rounds.backend, graphs.GraphRound)
+    assert parts.rounds.backend.replayed == 6
 
 
 def falling_behind(gpu: FakeGpu, device: torch.device, requests: int, more: int) -> None:
     """Rounds without the head, then with it again: it catches up. It is `more` positions behind than it passed."""
     core, parts = engine(gpu, device, requests, None)
-    plans = [None] * 3 + [RoundPlan(_TREE, parts.planner.match_rates)] * 2
+    plans = [RoundPlan(PLAIN)] * 3 + [RoundPlan(_TREE, parts.planner.match_rates)] * 2
     parts.planner.choose = lambda requests, *, behind: plans.pop(0)  # type: ignore[method-assign]
     parts.planner.learn = lambda done: None  # type: ignore[method-assign]
     for number in range(requests):

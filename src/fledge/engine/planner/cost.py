@@ -112,7 +112,9 @@ class LearntCosts:
         self._measured = measured
         targets, heads = len(measured.target.rows), len(measured.head.rows)
         self._target, self._head = slice(3, 3 + targets), slice(3 + targets, 3 + targets + heads)
-        self._state = np.zeros(3 + targets + heads)  # pace, extras by `Kind`, corrections of the curves' points
+        self._state = np.zeros(
+            3 + targets + heads
+        )  # pace, extras by `Kind`, corrections of the curves' points
         self._covariance = np.diag([_FIRST_PACE, _FIRST_LOOKUP, _FIRST_HEAD, *[0.0] * (targets + heads)])
         # Only the points' ratios matter: a factor common to all of the target's is the pace.
         for part, first in (self._target, 0.0), (self._head, _FIRST_STEP):
