@@ -21,7 +21,7 @@ from fledge.bench.tune import (
     tune_shapes,
 )
 from fledge.engine import PLAIN, Engine, TreeShape
-from fledge.engine.shape_text import parse_shapes, read_tuned
+from fledge.engine.shape_text import parse_shapes
 from fledge.heads import Head
 from fledge.target import Target
 
@@ -72,8 +72,6 @@ def test_every_shape_is_measured_at_every_concurrency(target: Target, head: Head
     found.save(str(url))
     value = json.loads(url.read_text())
     assert set(value["best"]) == {"1", "2"}
-    assert read_tuned(str(url)) == found.best
-    assert read_tuned(str(url))[1] in (PLAIN, TreeShape(2, 2, 4))
 
 
 def test_every_engine_has_answered_before_one_is_measured(
@@ -91,30 +89,3 @@ def test_every_engine_has_answered_before_one_is_measured(
     for level in (calls[:4], calls[4:]):
         assert {name for name, _ in level[:2]} == {name for name, _ in level[2:]} == {"plain", "2-2-4"}
         assert all(tokens for _, tokens in level[2:])
-
-
-def test_the_planner_begins_with_what_was_tuned(target: Target, head: Head) -> None:
-    engine = Engine(target, head, max_batch=2, lookup=0, tuned={1: TreeShape(2, 2, 4), 2: PLAIN})
-    engine.generate(["Hello"], max_tokens=4, ignore_eos=True)
-    assert (
-        engine.stats().phases.draft > 0
-    )  # whatever is left of the tree, once it is known what the nodes are worth
-    plain = Engine(target, head, max_batch=2, lookup=0, tuned={2: PLAIN})
-    plain.generate(["Hello"], max_tokens=4, ignore_eos=True)
-    assert [used.shape for used in plain.stats().shapes] == [PLAIN]
-    assert plain.stats().phases.draft == 0
-
-
-def test_what_was_tuned_has_to_fit(target: Target, head: Head, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"tuned has .* for 1 requests"):
-        Engine(target, head, tuned={1: TreeShape(20, 1, 21)})
-    with pytest.raises(EngineError, match="needs a draft head and no fixed tree"):
-        Engine(target, tuned={1: PLAIN})
-    for other in (
-        '{"best": [1]}',
-        '{"best": {"1": {"depth": 2.0, "topk": 2, "nodes": 5}}}',
-        '{"best": {"1": {"depth": 3, "topk": 1, "nodes": 9}}}',
-    ):
-        (tmp_path / "other.json").write_text(other)
-        with pytest.raises(DataError, match="is not a result of fledge tune"):
-            read_tuned(str(tmp_path / "other.json"))
