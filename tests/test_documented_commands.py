@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`([^`]*\bfledge [^`]*)`", re.DOTALL)
 COMMAND = re.compile(r"(?:^|[\s\"'(])(?:\.venv/bin/)?fledge (?!\.\.\.)(.*)", re.DOTALL)
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+=")
+INSTRUMENT = re.compile(r"python -m benchmarks\.(\w+)([^`\n)]*)")
 
 
 def fenced(text: str) -> Iterator[str]:
@@ -89,6 +91,20 @@ def test_options_within_sentences_exist(page: Path) -> None:
         }
         given = {word.split("=")[0] for word in arguments if word.startswith("--")}
         assert given <= known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_instruments_that_pages_name_exist_with_their_options(page: Path) -> None:
+    shown = page.read_text("utf-8").replace("\\\n", " ")
+    for name, rest in INSTRUMENT.findall(shown):
+        place = f"benchmarks.{name}"
+        if (ROOT / "benchmarks" / name).is_dir():
+            place += ".__main__"
+        instrument = typer.Typer()
+        instrument.command()(importlib.import_module(place).main)
+        known = {name for option in typer.main.get_command(instrument).params for name in option.opts}
+        given = {word.split("=")[0] for word in shlex.split(rest, comments=True) if word.startswith("--")}
+        assert given <= known, f"{name} {rest}"
 
 
 def test_a_command_that_does_not_exist_is_found() -> None:

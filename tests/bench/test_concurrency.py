@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from benchmarks.ratios.parts import Bench, RatioOptions
 from fledge.bench import BenchOptions, concurrency, run_bench
 from fledge.bench.concurrency import (
     ClosedLoop,
@@ -18,7 +19,6 @@ from fledge.bench.concurrency import (
     run_side_by_side,
     sweep,
 )
-from fledge.bench.ratios import Bench, RatioOptions
 from fledge.bench.results import LevelRow
 from fledge.bench.workloads import own_workload
 from fledge.engine import Completion, Engine, PhaseSeconds, SamplingParams, StepResult

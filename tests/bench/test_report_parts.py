@@ -1,4 +1,4 @@
-"""The report's later blocks: servers over HTTP, limits, cost; its exports; two runs side by side."""
+"""The report's later blocks: servers over HTTP, limits, cost."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fledge.base.errors import DataError
 from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
-from fledge.bench.report.compare import compare_runs, render_comparison
-from fledge.bench.report.exports import charts, markdown, standalone, write_exports
 from fledge.bench.report.gains import gain_chart, lowest
 from fledge.bench.report.page import Page
 from fledge.bench.report.rounds import better_tau, limit_groups, round_groups
@@ -24,21 +21,6 @@ from fledge.bench.statistics import Interval
 from fledge.bench.summary import summarise
 from tests.bench.synthetic import answer_row, bench_result, load_result, report_facts
 from tests.bench.test_report import outline
-
-
-def slower(result: BenchResult, factor: float, plain: float = 1.0) -> BenchResult:
-    """The same answers, `factor` times as slow with the head and `plain` times as slow without."""
-    rows = [
-        row.model_copy(
-            update={
-                "tpot_ms": row.tpot_ms * factor * (1 + 0.002 * (index % 5)),
-                "tpot_plain_ms": row.tpot_plain_ms * plain,
-                "speedup": row.speedup and row.speedup * plain / factor,
-            }
-        )
-        for index, row in enumerate(result.answers)
-    ]
-    return result.model_copy(update={"answers": rows})
 
 
 def test_servers_over_http_have_the_articles_two_charts_and_a_verdict_per_level() -> None:
@@ -184,70 +166,3 @@ def test_cost_follows_from_price_and_throughput() -> None:
     priced = result.model_copy(update={"options": result.options.model_copy(update={"price_per_hour": 0.5})})
     assert "Cost per million output tokens" in render_report(ReportFacts("t", priced))
     assert "Cost per million" not in render_report(ReportFacts("t", result))
-    text = markdown(Page(ReportFacts("t", priced)))
-    assert "## Cost per million output tokens at 0.50 an hour\n\n| load | engine | cost |" in text
-    assert "Cost per million" not in markdown(Page(ReportFacts("t", result)))
-
-
-def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
-    written = write_exports(str(tmp_path), report_facts(bench_result()), ["md", "png"])
-    text = (tmp_path / "report.md").read_text()
-    assert "| workload | head | prompts |" in text
-    assert "| identical | near-tie | different | rejected |" in text
-    assert re.search(r"\| all prompts \| released head \| 72 \|.* 72 \| 0 \| 0 \| 1 \|\n", text)
-    assert "## What limits the speed-up next" in text
-    pictures = sorted(path.name for path in (tmp_path / "charts").iterdir())
-    assert {"throughput-over-plain.png", "tpot.png", "ttft.png", "acceptance.png", "verify.png"} <= set(
-        pictures
-    )
-    assert len(written) == 1 + len(pictures)
-    for path in (tmp_path / "charts").iterdir():
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_carries_its_colours() -> None:
-    drawing = standalone(Page(report_facts(bench_result())).tpot_chart)
-    assert "var(" not in drawing
-    assert ".s-trained.line,.s-trained.whisker{stroke:#2563c9}" in drawing
-    assert "prefers-color-scheme" not in drawing
-    dark = standalone([drawing, drawing], dark=True)
-    assert "@media (prefers-color-scheme:dark){.s-plain.line,.s-plain.whisker{stroke:#848d99}" in dark
-    ElementTree.fromstring(dark)
-
-
-def test_a_picture_says_by_itself_what_it_shows() -> None:
-    for page in (Page(report_facts(bench_result())), Page(ReportFacts("t", load=load_result()))):
-        for name, drawing in charts(page).items():
-            title = re.search(r'class="title"[^>]*>([^<]+)<', standalone(drawing))
-            assert title, name
-            assert "ms" in title[1] or not re.search("tpot|ttft|time", name)
-
-
-def test_a_run_that_is_slower_by_five_percent_is_told_from_one_that_is_not() -> None:
-    first = bench_result(("trained",))
-    comparison = compare_runs(first, slower(first, 1.05), ("before", "after"))
-    line = next(line for line in comparison.lines if line.workload == "mixed" and line.figure == "ms")
-    assert line.difference.significant
-    assert line.difference.ratio.value == pytest.approx(1.055, abs=0.01)
-    same = compare_runs(first, first, ("before", "after"))
-    assert not any(line.difference.significant for line in same.lines)
-    assert comparison.warning == ""
-    page = render_comparison(comparison)
-    outline(page)
-    assert "Wilcoxon" in page  # the page states the rule that statistics.py applies
-
-
-def test_a_drift_of_the_machine_is_pointed_out() -> None:
-    first = bench_result(("trained",))
-    second = slower(first, 1.1, plain=1.1).model_copy(update={"versions": {**first.versions, "torch": "9"}})
-    comparison = compare_runs(first, second, ("a", "b"))
-    assert "Plain decode itself took 10.0% more time" in comparison.warning
-    assert "version torch: 2.13.0 → 9" in comparison.differences
-
-
-def test_runs_without_common_prompts_are_refused() -> None:
-    first = bench_result(("trained",))
-    with pytest.raises(DataError, match="no prompt in common"):
-        compare_runs(first, first.model_copy(update={"answers": []}), ("a", "b"))
-    with pytest.raises(DataError, match="measured no head"):
-        compare_runs(first, first.model_copy(update={"heads": []}), ("a", "b"))

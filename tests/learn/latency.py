@@ -24,9 +24,9 @@ from statistics import quantiles
 
 import psutil
 
+from benchmarks.peers.waker import each
 from fledge.base.child import StartedServer, free_port, started
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
-from fledge.bench.peers.waker import each
 from fledge.bench.workloads import Prompt, find_workload
 
 _READY_S = 600.0

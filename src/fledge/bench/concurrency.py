@@ -1,7 +1,7 @@
 """Throughput and latencies of every engine with 1, 2, 4, ... requests in flight, relative to plain decode.
 
 Closed loop: whenever a request ends, the next one is sent until all are answered. Every measurement of a level, here
-and in `fledge bench ratios`, uses the same load:
+and in `python -m benchmarks.ratios`, uses the same load:
 
     requests   several per slot, with answers of different lengths as in real use (`answer_length`); towards the end
                fewer are in flight than the level says

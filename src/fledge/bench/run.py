@@ -40,7 +40,9 @@ from fledge.train.start import random_head
 
 # Spare context per request beyond prompt and answer, so that no engine ends an answer early.
 _MARGIN = 8
-_PER_SLOT = 2  # requests of the sweep: it should take minutes; `fledge bench ratios` uses twice as many
+_PER_SLOT = (
+    2  # requests of the sweep: it should take minutes; `python -m benchmarks.ratios` uses twice as many
+)
 
 
 def run_bench(

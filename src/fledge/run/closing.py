@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from fledge.base import storage
@@ -13,8 +13,6 @@ from fledge.base.storage import join
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.load import LoadResult
 from fledge.bench.report import DataFacts, ReportFacts, data_facts, training_facts, write_report
-from fledge.bench.report.compare import compare_runs, render_comparison
-from fledge.bench.report.exports import write_exports
 from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import name_engines
@@ -85,12 +83,6 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     )
 
 
-def export_report(run: Run, kinds: Sequence[str]) -> None:
-    """Write the report as Markdown (md) or its charts as images (png), beside the page."""
-    if kinds:
-        say(*(f"written: {url}" for url in write_exports(run.url(), report_facts(run, {}), kinds)))
-
-
 def keep_load(result: LoadResult, folder: str) -> None:
     """Save a load test that ended early, since it may have taken hours."""
     _save_load(result, folder)
@@ -128,27 +120,6 @@ def _checked_load(folder: str) -> LoadResult:
     if (record := Record.load(join(folder, "load"))) is not None:
         record.is_whole(folder)
     return LoadResult.load(join(folder, "load"))
-
-
-def compare_run_folders(first: str, second: str, output: str) -> None:
-    """Compare two runs' benchmarks: a table on the console, and a page."""
-    results = [_checked_bench(folder) for folder in (first, second)]
-    comparison = compare_runs(results[0], results[1], (first, second))
-    # Fits into 80 characters; the page also has the number of prompts.
-    table = comparison.table
-    columns, *rows = ([*cells[:2], *cells[3:]] for cells in (table.columns, *table.rows))
-    print_table("Second run over the first; ms per output token", columns, rows, text_columns=2)
-    say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
-    storage.write_atomic(output, render_comparison(comparison).encode())
-    say(f"comparison: {output}")
-
-
-def _checked_bench(folder: str) -> BenchResult:
-    """A run's benchmark, if its files are unchanged since `fledge bench` wrote them."""
-    place = join(folder, "bench")
-    if (record := Record.load(place)) is not None:
-        record.is_whole(folder)
-    return BenchResult.load(place)
 
 
 def print_closing(run: Run, records: Iterable[Record]) -> None:

@@ -1,4 +1,4 @@
-"""One quantity relative to another, measured within one run: a line of the table of `fledge bench ratios`."""
+"""One quantity relative to another, measured within one run: a line of the table of `python -m benchmarks.ratios`."""
 
 from __future__ import annotations
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from benchmarks.command import run
+from benchmarks.peers import PeerOptions, PeersFound, run_peers
+from benchmarks.peers.__main__ import main
+from benchmarks.peers.catalogue import PEERS, Peer, installed
+from benchmarks.peers.run import PeerRow, choose_peers, start_worker
+from benchmarks.peers.table import peers_notes, peers_table, read_peers, write_peers
 from fledge.base.errors import DataError, ServerError
 from fledge.bench.options import refused_by_name
-from fledge.bench.peers import PeerOptions, PeersFound, run_peers
-from fledge.bench.peers.catalogue import PEERS, Peer, installed
-from fledge.bench.peers.run import PeerRow, choose_peers, start_worker
-from fledge.bench.peers.table import peers_notes, peers_table, read_peers, write_peers
 from fledge.draft import DraftVocabulary
 from fledge.heads import Head
 from fledge.target import Target
+from tests.commands.command import Fledge
 from tests.run.small_run import start_fledge
 
 OPTIONS = PeerOptions(target="t", head=None)
@@ -135,10 +141,10 @@ def test_a_bench_that_ends_leaves_no_stopped_worker(
     tiny_target_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     target = str(tiny_target_folder)
-    command = ["bench", "peers", "--target", target, "--head", "none"]
+    command = ["--target", target, "--head", "none"]
     command += ["--peer", "fledge", "--peer", "transformers", "--mode", "plain", "--prompts", "1"]
     command += ["--concurrency", "1", "--max-tokens", "8", "--repeats", "100000", "--run-dir", str(tmp_path)]
-    bench = start_fledge(*command, output=tmp_path / "output")
+    bench = start_fledge(*command, output=tmp_path / "output", entry=partial(run, main))
     workers: list[psutil.Process] = []
     # The engines, and what wakes them; the first engine may be stopped before there is a second one.
     while bench.is_alive() and not (
@@ -183,3 +189,14 @@ def test_fledge_and_transformers_answer_alike(tiny_target_folder: Path, tmp_path
     assert all(row.answers == 2 for row in found.rows)
     assert all(row.throughput > 0 for row in found.rows)
     assert all(row.tpot_ms is not None for row in found.rows if row.concurrency == 1)
+
+
+def test_peers_and_modes_are_checked_before_the_target_is_sought(
+    instrument: Callable[[Callable[..., Any]], Fledge], tmp_path: Path
+) -> None:
+    error, arguments = instrument(main).error, ("--target", "/no/such/target", "--run-dir", tmp_path)
+    assert "no peer is called 'vlm'" in error(*arguments, "--peer", "vlm")
+    assert "no peer is called 'vlm'" in error(*arguments, "--program", "vlm=/usr/bin/python3")
+    assert "no mode is called 'eagle'" in error(*arguments, "--mode", "eagle")
+    assert "no target '/no/such/target'" in error(*arguments, "--peer", "vllm")
+    assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,20 @@ import psutil
 import pytest
 import torch
 
+from benchmarks import readme_numbers
+from benchmarks.ratios import kv_reads
+from benchmarks.ratios.__main__ import main
+from benchmarks.ratios.line import Ratio, Ratios
+from benchmarks.ratios.parts import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.attention import reference_attention
 from fledge.base.errors import DataError
-from fledge.bench import kv_reads
 from fledge.bench.machine import machine_facts
 from fledge.bench.options import refused_by_name
-from fledge.bench.ratio import Ratio, Ratios
-from fledge.bench.ratios import PARTS, Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.bench.statistics import Interval
 from fledge.engine.rounds import graphs
 from fledge.heads import Head
 from fledge.target import Target
+from tests.commands.command import Fledge
 from tests.engine.op_recorder import OpRecorder, PaddedAttention, act_like_a_gpu
 
 TINY = RatioOptions(
@@ -63,7 +66,7 @@ def test_every_part_gives_its_lines(target: Target, head: Head, part: str, lines
 def test_without_llguidance_that_is_said_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fledge.bench.ratios.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.ratios.parts.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r'pip install "fledge\[structured\]"'):
         wanted_parts(["levels", "structured"], gpu=False)
 
@@ -149,19 +152,24 @@ def test_options_that_measure_nothing_are_refused(options: dict[str, Any], messa
 
 
 def test_a_saved_result_becomes_the_table_of_a_page(target: Target, head: Head, tmp_path: Path) -> None:
-    found = measure_ratios(Bench(target, head, TINY), ["ttft"], lambda _: None, "fledge bench ratios")
+    found = measure_ratios(Bench(target, head, TINY), ["ttft"], lambda _: None, "python -m benchmarks.ratios")
     line = Ratio(
         what="first", base=2.0, other=3.0, unit="ms", ratio=Interval(1.5, 1.4, 1.61, 6), note="tau 2.00"
     )
     found = found.model_copy(update={"lines": [line, *found.lines]})
     found.save(str(tmp_path / "ratios.json"))
     assert Ratios.model_validate_json((tmp_path / "ratios.json").read_text("utf-8")) == found
-    spec = importlib.util.spec_from_file_location(
-        "readme_numbers", Path(__file__).parents[2] / "docs" / "readme_numbers.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    numbers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(numbers)
-    page = numbers.filled("<!-- measured: ratios.json -->\n<!-- /measured -->\n", tmp_path)
+    page = readme_numbers.filled("<!-- measured: ratios.json -->\n<!-- /measured -->\n", tmp_path)
     assert "| first | 2 ms | 3 ms | 1.500 (1.400 to 1.610) | tau 2.00 |" in page
+
+
+def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
+    instrument: Callable[[Callable[..., Any]], Fledge], tmp_path: Path
+) -> None:
+    error = instrument(main).error
+    arguments = ("--target", "/no/such/target", "--output", tmp_path / "found.json")
+    assert "repeats = 0 is refused" in error(*arguments, "--repeats", "0")
+    assert "there is no part 'tfft'" in error(*arguments, "--only", "levels,tfft")
+    assert "graphs is measured on a GPU" in error(*arguments, "--only", "graphs")
+    (tmp_path / "file").write_text("")
+    assert f"can't write {tmp_path}/file/" in error("--output", tmp_path / "file" / "x")

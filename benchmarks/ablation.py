@@ -1,5 +1,7 @@
 """Which choices train a better head on the same data: one training per row, each compared with the first row.
 
+    python -m benchmarks.ablation my.yaml --run-dir runs/my --row random --response-tokens 250000
+
     ablation/250000/recipe/         head/  train/  row.json      the recipe as it is: the baseline
     ablation/250000/random/         ...                          one thing changed
     ablation/1000000/recipe/ ...
@@ -13,17 +15,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
+from benchmarks import command
 from fledge.base.checksums import unsealed
+from fledge.base.console import StageProgress, print_table, say
 from fledge.base.errors import DataError, StorageError
 from fledge.base.fingerprint import make_fingerprint
-from fledge.base.storage import exists, join, read_bytes, write_sealed
+from fledge.base.storage import exists, join, read_bytes, write_atomic, write_sealed
+from fledge.bench.report.formats import markdown_table
+from fledge.commands.described import described_run, resumable
+from fledge.commands.main import RunDir, Settings
 from fledge.data.options import Progress, silent
 from fledge.features import FeatureStore
 from fledge.heads import Head
+from fledge.run.folder import Run
 from fledge.target import Target
 from fledge.train.acceptance import Acceptance
 from fledge.train.compare import TauDifference, round_counts, tau_difference
@@ -37,22 +46,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "random": {"init": "random"},
     "from-target": {"init": "target"},
     "fast": {"learning_rate": 2e-3, "muon_learning_rate": 0.02},
-    "random-fast": {"init": "random", "learning_rate": 2e-3, "muon_learning_rate": 0.02},
-    "hard": {"loss": {"kl": 0.5, "hard": 0.5}},
-    "lk": {"loss": {"kl": 0.5, "lk": 0.5}},
-    "tv": {"loss": {"kl": 0.5, "tv": 0.5}},
     "even-steps": {"step_decay": 1.0},
-    "one-step": {"ttt_steps": 1},
-    "adamw": {"optimizer": "adamw"},
-    "slow-lm-head": {"lm_head_rate": 0.1},
-    "fixed-lm-head": {"lm_head_rate": 0.0},
-    "noise": {"feature_noise": 0.2},
-    "decay": {"weight_decay": 0.1},
-    "average": {"ema": 0.99},
-    "norms-3.1": {"fc_norm": True, "norm_output": True},
 }
-ROW_NAME = "row.json"
-_OF_A_NEW_HEAD = {"init", "fc_norm", "norm_output"}  # fixed when training continues from train.init_head
+ROW_NAME, TABLE_NAME = "row.json", "ablation.md"
+_COLUMNS = ("row", "changed", "tau", "to the recipe, 95 %", "seconds")
+_OF_A_NEW_HEAD = {"init"}  # fixed when training continues from train.init_head
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class AblationRow:
         if self.made_from != base.made_from:
             raise DataError(
                 f"rows {base.name} and {self.name} of {self.size:,} tokens come from different features or were "
-                "evaluated differently; delete the folder `ablation` and run `fledge ablate` again"
+                "evaluated differently; delete the folder `ablation` and run this again"
             )
         return tau_difference(self.name, torch.tensor([base.counts, self.counts], dtype=torch.float64))
 
@@ -170,3 +168,64 @@ def _read(url: str) -> AblationRow:
         return AblationRow(**unsealed(json.loads(read_bytes(url))))
     except (TypeError, ValueError) as error:
         raise StorageError(f"{url} is not a row of an ablation ({error}); delete it and run again") from error
+
+
+def run_ablation(run: Run, sizes: Sequence[int], names: Sequence[str]) -> None:
+    """Train the rows (all, without names) at each size and write ablation/ablation.md."""
+    if run.recipe.features.feed != "offline":
+        raise DataError(
+            "an ablation needs all features stored: set features.feed=offline and run `fledge features`"
+        )
+    run.check_exists()
+    check_rows(run.train_options, names)  # before the rows ahead of a misspelt one are trained
+    folder = run.url("ablation")
+    with run.locked():
+        for size in sizes:
+            for name in names or rows_for(run.train_options):
+                with StageProgress(f"{name} {size:,}") as progress:
+                    run_row(
+                        run.target,
+                        run.url("features"),
+                        run.train_options,
+                        run.recipe.evaluate,
+                        size,
+                        name,
+                        join(folder, str(size), name),
+                        progress.update,
+                    )
+    text = ""
+    for size in sizes:
+        rows = finished_rows(folder, size)
+        tokens = rows[0].response_tokens
+        lines = table(rows)
+        title = f"{tokens:,} response tokens, held-out chain tau"
+        print_table(title, _COLUMNS, lines, text_columns=2)
+        text += f"{title}\n\n{markdown_table(_COLUMNS, lines)}\n\n"
+    write_atomic(join(folder, TABLE_NAME), text.encode())
+    say(join(folder, TABLE_NAME))
+
+
+def main(
+    settings: Settings = None,
+    run_dir: RunDir = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="only this row (recipe, random, fast, ...); repeatable")
+    ] = None,
+    response_tokens: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, help="size of the training data; repeatable; by default 250000, 1000000 and 4000000"
+        ),
+    ] = None,
+) -> None:
+    """Show what each choice of a recipe is worth in tau.
+
+    Trains the recipe as it is, then with one thing changed at a time.
+    """
+    stored = described_run(settings, run_dir)
+    with resumable():
+        run_ablation(stored, response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,8 +1,9 @@
-"""`fledge learn race` against a server: probes, requests and their counts."""
+"""How soon a server that learns is faster, against a server: probes, requests and their counts."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.learning import Course, Probe, Race, RaceOptions, main, run
 from fledge.base.errors import DataError
 from fledge.bench.workloads import Prompt
 from fledge.engine import Engine
-from fledge.learn.race import Course, Probe, Race, RaceOptions, run
 from fledge.target.target import Target
 from tests.commands.command import Fledge
-from tests.server.conftest import running
+from tests.server.conftest import running, target
 from tests.server.test_learn import STATE, Noted
+
+__all__ = ["target"]  # a fixture
 
 PROMPTS = [Prompt(str(number), "chat", (f"Tell me {number} things.",)) for number in range(5)]
 
@@ -66,8 +69,10 @@ def test_its_picture_has_a_line_for_each_curve_and_one_where_a_version_came(tmp_
     assert slower.reached() == {1.2: 90.0, 1.5: None, 2.0: None}
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_race(fledge: Fledge, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_race(
+    instrument: Callable[[Callable[..., Any]], Fledge], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     for name in ("file/race.json", "race.svg"):
-        error = fledge.error("learn", "race", "mixed", "--target", "none", "--output", tmp_path / name)
+        error = instrument(main).error("mixed", "--target", "none", "--output", tmp_path / name)
         assert "file" in error

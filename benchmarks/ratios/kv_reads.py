@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.ratios.line import Ratio, single
 from fledge.attention import paged_attention
 from fledge.bench.costs import median_ms
-from fledge.bench.ratio import Ratio, single
 from fledge.engine.rounds.graphs import Recorder
 from fledge.target import ForwardBatch, Target
 

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from operator import eq
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,17 +23,18 @@ from typing import IO, Any, NamedTuple
 import psutil
 from pydantic.dataclasses import dataclass as checked
 
+from benchmarks.peers.catalogue import PEERS, Peer
+from benchmarks.peers.waker import each
 from fledge.base.child import stopping_on_sigterm
 from fledge.base.errors import DataError, ServerError
 from fledge.bench.options import AnswerTokens, Count, Levels
-from fledge.bench.peers.catalogue import PEERS, Peer
-from fledge.bench.peers.waker import each
 from fledge.bench.statistics import interleaved
 from fledge.bench.workloads import find_workload, warn_of_lengths
 from fledge.data.options import Progress, silent
 from fledge.target import Target
 
 _MARGIN = 8
+_HERE = Path(__file__).parent
 
 
 @checked(frozen=True)
@@ -243,7 +243,7 @@ def _best_modes(peer: Peer, options: PeerOptions) -> list[str]:
 @contextmanager
 def waking_at_our_end() -> Iterator[IO[str]]:
     """A stream for the process ids of workers to continue when this process is gone, even if killed."""
-    script = str(resources.files("fledge.bench.peers") / "waker.py")
+    script = str(_HERE / "waker.py")
     with subprocess.Popen(
         [sys.executable, script], stdin=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -255,7 +255,7 @@ def waking_at_our_end() -> Iterator[IO[str]]:
 @contextmanager
 def start_worker(peer: Peer, mode: str, program: str, config: Mapping[str, Any]) -> Iterator[Worker]:
     """Start a peer's process and send it its configuration; it runs in the peer's own Python, or in ours."""
-    script = Path(str(resources.files("fledge.bench.peers") / "workers" / peer.worker))
+    script = _HERE / "workers" / peer.worker
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable if peer.program else program, str(script)],

