@@ -22,6 +22,7 @@ from fledge.engine import Engine, EngineOptions
 from fledge.server.app import create_app
 from fledge.server.launch import SWITCH_S, DrainingServer, bind, load_engine
 from fledge.server.options import ServerOptions
+from fledge.target import TargetOptions
 
 _PROMPT = "Write a short story about a small bird that learns to fly."
 _CLIENT = """
@@ -43,7 +44,7 @@ for line in sys.stdin:
 def main(target: str, head: str | None = None, tokens: int = 128, repeats: int = 10) -> None:
     """Print one line of JSON: both medians and their ratio."""
     limits = EngineOptions(max_batch=1, max_context=2048)
-    engine = load_engine(target, limits, head=head)
+    engine = load_engine(TargetOptions(model=target), limits, head=head)
     print(json.dumps(measure(engine, tokens, repeats)))
 
 
