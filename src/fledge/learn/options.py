@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from fledge.base.errors import ServerError
 from fledge.train.options import TrainOptions
 
-# Learning has no last step, so the rate stays, and the averaged weights are the candidates.
-_TRAIN = TrainOptions(ttt_steps=4, batch_tokens=512, ema=0.98)
+_TRAIN = TrainOptions(ttt_steps=4, batch_tokens=512)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,9 @@ class LearnOptions:
     measure_every: int = 20  # steps between two measurements
     passes: float = 8.0  # over each conversation, at most; then it waits for more
     least_gain: float = 0.02  # of tau that a swap has to bring for sure
+    average: float = (
+        0.98  # decay of the averaged weights; learning has no last step, so they are the candidates
+    )
     train: TrainOptions = field(default=_TRAIN)
 
     def __post_init__(self) -> None:

@@ -38,17 +38,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "from-target": {"init": "target"},
     "fast": {"learning_rate": 2e-3, "muon_learning_rate": 0.02},
     "random-fast": {"init": "random", "learning_rate": 2e-3, "muon_learning_rate": 0.02},
-    "hard": {"loss": {"kl": 0.5, "hard": 0.5}},
-    "lk": {"loss": {"kl": 0.5, "lk": 0.5}},
-    "tv": {"loss": {"kl": 0.5, "tv": 0.5}},
     "even-steps": {"step_decay": 1.0},
     "one-step": {"ttt_steps": 1},
     "adamw": {"optimizer": "adamw"},
     "slow-lm-head": {"lm_head_rate": 0.1},
     "fixed-lm-head": {"lm_head_rate": 0.0},
-    "noise": {"feature_noise": 0.2},
     "decay": {"weight_decay": 0.1},
-    "average": {"ema": 0.99},
     "norms-3.1": {"fc_norm": True, "norm_output": True},
 }
 ROW_NAME = "row.json"
