@@ -232,7 +232,7 @@ def test_a_mistake_of_a_further_kind_is_named_or_the_head_is_called_low(
         {"init": "lm_head", "head": {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1}},
         {"init": "target", "fc_norm": True, "norm_output": True},
         {"init": "lm_head", "optimizer": "adamw", "draft_vocab_size": 512},
-        {"init": "target", "loss": {"lk": 1.0}, "ema": 0.9, "seed": 3},
+        {"init": "target", "lm_head_rate": 0.5, "seed": 3},
     ],
     ids=lambda options: "-".join(map(str, options)),
 )

@@ -26,9 +26,7 @@ from tests.learn.test_versions import CARD
 
 pytestmark = pytest.mark.kernels
 PARAMS = SamplingParams(max_tokens=48, ignore_eos=True)
-TRAIN = TrainOptions(
-    ttt_steps=3, batch_tokens=512, draft_vocab_size=256, ema=0.9, dtype="float32", learning_rate=3e-3
-)
+TRAIN = TrainOptions(ttt_steps=3, batch_tokens=512, draft_vocab_size=256, dtype="float32", learning_rate=3e-3)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +43,7 @@ def options(folder: Path, **more: object) -> LearnOptions:
         "measure_every": 5,
         "passes": 1000.0,
         "train": TRAIN,
+        "average": 0.9,
     }
     return LearnOptions(folder=str(folder), **{**quick, **more})  # type: ignore[arg-type]
 

@@ -30,9 +30,7 @@ from fledge.train.compare import TauDifference
 from fledge.train.options import TrainOptions
 from tests.learn.conftest import VOCABULARY
 
-TRAIN = TrainOptions(
-    ttt_steps=3, batch_tokens=256, draft_vocab_size=256, ema=0.8, dtype="float32", learning_rate=3e-3
-)
+TRAIN = TrainOptions(ttt_steps=3, batch_tokens=256, draft_vocab_size=256, dtype="float32", learning_rate=3e-3)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +74,7 @@ def traffic(target: Target, seed: int, group: str = "a", **setting: float) -> li
 
 def student(target: Target, samples: Sequence[FeatureSample], **more: float) -> tuple[Student, Ring]:
     quick = {"memory": 1 << 24, "start_tokens": 100, "heldout": 0.4, "heldout_tokens": 1000, "passes": 1000.0}
+    quick["average"] = 0.8
     options = LearnOptions(folder="none", train=TRAIN, **{**quick, **more})  # type: ignore[arg-type]
     ring = Ring(options)
     for sample in samples:
@@ -116,6 +115,20 @@ def test_a_candidate_is_a_head_of_the_target_with_the_weights_that_were_measured
     head.check_target(target)
     assert head.metadata.training["steps"] == 3
     assert len(head.vocabulary) == TRAIN.draft_vocab_size
+
+
+def test_candidates_are_averages_that_follow_closely_at_first_and_then_slowly(
+    target: Target, samples: list[FeatureSample]
+) -> None:
+    learning, _ = student(target, samples, average=0.5)
+    learning.step()
+    expected = learning._average.clone()
+    for since in range(1, 14):
+        learning.step()
+        decay = min(0.5, (since + 1) / (since + 10))  # 0.18, 0.25, ... 0.5
+        expected = decay * expected + (1 - decay) * learning._masters
+        assert torch.allclose(learning._average, expected, atol=1e-5)
+        assert not torch.allclose(learning._masters, expected, atol=1e-5)
 
 
 def test_after_a_setback_it_is_the_serving_head_again(target: Target, samples: list[FeatureSample]) -> None:

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ValidationError
 from fledge.engine import Engine
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
-from fledge.server.sglang import GenerateRequest
 from tests.server.conftest import HTTP, MODEL, Running, running, wait_for
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/generate")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 JSON = {"content-type": "application/json"}
 GOOD = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
@@ -111,12 +110,6 @@ MANY = 100_000
         (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "x"}] * 1000}] * 1000}),
         (ChatRequest, {"messages": [{"role": "user"}], **{f"unknown-{n}": 1 for n in range(MANY)}}),
         (DetokenizeRequest, {"tokens": ["x"] * MANY}),
-        (GenerateRequest, {"text": [1] * MANY}),
-        (GenerateRequest, {"input_ids": ["x"] * MANY}),
-        (
-            GenerateRequest,
-            {"text": "a", "sampling_params": {"logit_bias": {str(n): "x" for n in range(MANY)}}},
-        ),
     ],
 )
 def test_what_is_wrong_a_hundred_thousand_times_is_told_a_few_times(
@@ -192,7 +185,6 @@ def test_what_is_wrong_or_unsupported_is_named(
         ("/v1/completions", {"prompt": "\ud800 half", "max_tokens": 2}),
         ("/v1/chat/completions", {**GOOD, "messages": [{"role": "user", "content": "\ud800 half"}]}),
         ("/tokenize", {"prompt": "\ud800 half"}),
-        ("/generate", {"text": "\ud800 half"}),
     ],
 )
 def test_half_a_surrogate_pair_is_refused(live: Running, path: str, body: dict[str, object]) -> None:

@@ -69,14 +69,13 @@ class Noted:
         self.texts.append(list(token_ids[: tape.prompt_tokens]))
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/generate"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_answers_are_recorded_by_client_unless_the_request_says_no(target: Target, path: str) -> None:
     noted = Noted()
     engine = Engine(target, max_batch=2, max_context=128, recorder=noted)
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
         "/v1/completions": {"prompt": [40, 50], "max_tokens": 4},
-        "/generate": {"input_ids": [40, 50], "sampling_params": {"max_new_tokens": 4}},
     }
     with running(engine) as server:
         assert noted.started

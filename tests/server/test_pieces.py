@@ -82,11 +82,6 @@ def test_a_text_completion_begins_with_the_space_between_prompt_and_answer(piece
         parts = list(completions.create(**asked, **more, stream=True))
         assert "".join(part.choices[0].text for part in parts) == " caf caf"
     assert "".join(text for part in parts for text, _ in part.choices[0].trace["pieces"]) == " caf caf"  # type: ignore[attr-defined]
-    native = {
-        "text": "日",
-        "sampling_params": {"temperature": 0, "max_new_tokens": 2, "logit_bias": only["logit_bias"]},
-    }
-    assert pieces.post("/generate", native).json()["text"] == " caf caf"
     letters = {**asked, "logit_bias": {str(ID["é"]): 100}}
     assert completions.create(**letters).choices[0].text == "éé"  # no space was dropped
     chat = pieces.client().chat.completions.create(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -69,11 +68,6 @@ def form(schema: Any) -> Any:
             "/v1/messages",
             {**ASK, "output_format": {"type": "json_schema", "schema": WRONG}},
             "output_format.schema.properties.x.pattern",
-        ),
-        (
-            "/generate",
-            {"text": "x", "sampling_params": {"json_schema": json.dumps(WRONG)}},
-            "sampling_params.json_schema.properties.x.pattern",
         ),
     ],
 )

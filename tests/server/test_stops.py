@@ -76,14 +76,6 @@ def test_nothing_ends_an_answer_before_min_tokens(live: Running, plain: Engine) 
     for path, body in (("chat/completions", chat), ("completions", {"prompt": prompt, **more})):
         choice = live.post(f"/v1/{path}", body).json()["choices"][0]
         assert choice["token_ids"] == expected.token_ids
-    sampling = {
-        "temperature": 0,
-        "min_new_tokens": 12,
-        "max_new_tokens": 30,
-        "stop_token_ids": wanted["stop_token_ids"],
-    }
-    own = live.post("/generate", {"input_ids": prompt, "sampling_params": sampling}).json()
-    assert own["output_ids"] == expected.token_ids
 
 
 def test_special_tokens_are_in_the_text_where_that_is_wanted(live: Running, plain: Engine) -> None:

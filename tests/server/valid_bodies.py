@@ -231,20 +231,6 @@ MESSAGES = merged(
         ),
     ),
 )
-_NATIVE = {
-    key: SAMPLING[key]
-    for key in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "stop", "stop_token_ids")
-}
-GENERATE = some(
-    {
-        "text": SAID,
-        "sampling_params": some(
-            {"max_new_tokens": st.integers(1, 6), "sampling_seed": SEED},
-            {**_NATIVE, "n": st.sampled_from([1, 2])},
-        ),
-    },
-    {"return_logprob": st.booleans(), "speculate": st.booleans()},
-)
 
 
 class Route(NamedTuple):
@@ -354,20 +340,9 @@ def _message(answer: Json) -> Any:
     return blocks, answer["stop_reason"], answer["stop_sequence"], answer["usage"]["output_tokens"]
 
 
-def _native(answer: Any) -> Any:
-    answers = answer if isinstance(answer, list) else [answer]
-    return [[each["text"], each["output_ids"], each["meta_info"]["finish_reason"]] for each in answers]
-
-
-def _native_stream(stream: str) -> Any:
-    last = {chunk["index"]: chunk for chunk in chunks(stream)}
-    return _native([last[index] for index in sorted(last)])
-
-
 ROUTES = {
     "/v1/chat/completions": Route(CHAT, _chat, _chat_stream),
     "/v1/completions": Route(COMPLETION, _completion, _completion_stream),
     "/v1/responses": Route(RESPONSES, _response, _response_stream),
     "/v1/messages": Route(MESSAGES, _message, lambda stream: _message(message_of(events(stream)))),
-    "/generate": Route(GENERATE, _native, _native_stream),
 }

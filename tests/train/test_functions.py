@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
@@ -17,12 +16,13 @@ from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
 from fledge.train.blocks import Sizes, make_blocks
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
-from fledge.train.loss import LossFunction, LossMix, loss_gradient_, step_loss, teacher_probabilities
+from fledge.train.kernels_torch import TorchKernels
+from fledge.train.loss import LossFunction, own_loss_gradient_, step_loss, teacher_probabilities
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace
 
 ROWS = 1100  # more than one piece
-ANCHOR = torch.zeros((), requires_grad=True)
+KERNELS = TorchKernels()
 
 
 def weights(**tensors: Tensor) -> TrainableWeights:
@@ -56,13 +56,13 @@ def test_linear(width_in: int, width_out: int):
     held = weights(w=matrix)
     plain = matrix.clone().requires_grad_()
     assert_same(
-        lambda: Linear.apply(x, add, ANCHOR, held["w"], Workspace()),
+        lambda: Linear.apply(x, add, held["w"].compute, held["w"], Workspace()),
         lambda: F.linear(x, matrix) + add,
         [x, add],
     )
     held.grad.zero_()
     slope = torch.randn(ROWS, width_out)
-    Linear.apply(x.detach(), None, ANCHOR, held["w"], Workspace()).backward(slope)
+    Linear.apply(x.detach(), None, held["w"].compute, held["w"], Workspace()).backward(slope)
     (expected,) = torch.autograd.grad(F.linear(x, plain), plain, slope)
     torch.testing.assert_close(held.tensors(held.grad)["w"], expected, rtol=1e-3, atol=1e-3)
 
@@ -72,27 +72,29 @@ def test_rms_norm():
     held = weights(w=gain)
     plain = gain.clone().requires_grad_()
     assert_same(
-        lambda: RmsNorm.apply(x, ANCHOR, held["w"], 1e-5),
+        lambda: RmsNorm.apply(x, held["w"].compute, held["w"], 1e-5),
         lambda: F.rms_norm(x, (48,), gain, 1e-5),
         [x],
     )
     held.grad.zero_()
     slope = torch.randn(ROWS, 48)
-    RmsNorm.apply(x, ANCHOR, held["w"], 1e-5).backward(slope)
+    RmsNorm.apply(x, held["w"].compute, held["w"], 1e-5).backward(slope)
     (expected,) = torch.autograd.grad(F.rms_norm(x, (48,), plain, 1e-5), plain, slope)
     torch.testing.assert_close(held["w"].grad, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_swiglu():
     x = leaf(ROWS, 64)
-    assert_same(lambda: SwiGlu.apply(x), lambda: F.silu(x[:, :32]) * x[:, 32:], [x])
+    assert_same(lambda: SwiGlu.apply(x, KERNELS), lambda: F.silu(x[:, :32]) * x[:, 32:], [x])
 
 
 def test_rope():
     x = leaf(ROWS, 48)
     cos, sin = rope_tables(16, 10000.0, None, ROWS)
     assert_same(
-        lambda: Rope.apply(x, cos, sin), lambda: apply_rope(x.view(-1, 3, 16), cos, sin).flatten(1), [x]
+        lambda: Rope.apply(x, cos, sin, KERNELS),
+        lambda: apply_rope(x.view(-1, 3, 16), cos, sin).flatten(1),
+        [x],
     )
 
 
@@ -157,7 +159,7 @@ def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(
         lambda: (
             attention_flex.unroll_attention(mask, sizes, query, keys, values, *own)
             if flex
-            else UnrollAttention.apply(blocks, sizes, Workspace(), query, keys, values, *own)
+            else UnrollAttention.apply(KERNELS, blocks, sizes, Workspace(), query, keys, values, *own)
         ),
         plain,
         [query, keys, values, *own],
@@ -181,37 +183,28 @@ def dense_attention(q, k, v, *, block_mask, enable_gqa, return_aux) -> tuple[Ten
     return scores.softmax(-1) @ v, AuxOutput(lse=scores.logsumexp(-1))
 
 
-def plain_loss(mix: LossMix, logits: Tensor, teacher: Tensor, best: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, teacher: Tensor, best: Tensor) -> Tensor:
     """The loss of each row, for autograd."""
-    log_q = logits.log_softmax(-1)
-    soft = -(teacher * log_q).sum(-1)
-    hard = torch.where(best >= 0, -log_q.gather(1, best.clamp(min=0)[:, None])[:, 0], 0.0)
-    overlap = torch.minimum(teacher, log_q.exp()).sum(-1)
-    return mix.kl * soft + mix.hard * hard + mix.tv * (1 - overlap) - mix.lk * overlap.log()
+    return -(teacher * logits.log_softmax(-1)).sum(-1)
 
 
-@pytest.mark.parametrize(
-    "mix",
-    [LossMix(), LossMix(0, 1), LossMix(0, 0, 1), LossMix(0, 0, 0, 1), LossMix(0.4, 0.3, 0.2, 0.1)],
-    ids=["kl", "hard", "tv", "lk", "all"],
-)
 @pytest.mark.parametrize("draft_vocab", [20, 70])  # lm_head stored either way round
-def test_loss_and_its_gradients(draft_vocab: int, mix: LossMix, monkeypatch: pytest.MonkeyPatch):
+def test_loss_and_its_gradients(draft_vocab: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fledge.train.loss._CHUNK_ROWS", 300)
     hidden, matrix = leaf(ROWS, 32), torch.randn(draft_vocab, 32) / 4
     held = weights(lm_head=matrix)
     plain = matrix.clone().requires_grad_()
     target_hidden, target_head = torch.randn(ROWS, 24), torch.randn(24, draft_vocab) / 4
-    teacher = teacher_probabilities(target_hidden, target_head)
+    teacher = teacher_probabilities(target_hidden, target_head, KERNELS)
     torch.testing.assert_close(teacher, (target_hidden @ target_head).softmax(-1))
     counted = torch.rand(ROWS) < 0.7
     best = torch.randint(-1, draft_vocab, (ROWS,))
     result = step_loss(
-        hidden.detach(), held["lm_head"], teacher, best, counted, mix, 0.25, Workspace(), measure=True
+        hidden.detach(), held["lm_head"], teacher, best, counted, None, 0.25, Workspace(), measure=True
     )
     assert result.measures is not None
     logits = F.linear(hidden, plain)
-    per_row = plain_loss(mix, logits, teacher, best)
+    per_row = cross_entropy(logits, teacher, best)
     overlap = torch.minimum(teacher, logits.softmax(-1)).sum(-1)
     torch.testing.assert_close(result.measures.overlap[counted], overlap[counted])
     d_hidden, d_matrix = torch.autograd.grad(0.25 * per_row[counted].sum(), [hidden, plain])
@@ -226,12 +219,9 @@ def test_loss_and_its_gradients(draft_vocab: int, mix: LossMix, monkeypatch: pyt
 def test_a_loss_of_ones_own_has_the_gradient_of_the_one_it_says(measure: bool) -> None:
     logits, teacher = torch.randn(50, 30), torch.randn(50, 30).softmax(-1)
     counted, best = torch.rand(50) < 0.7, torch.randint(-1, 30, (50,))
-    mix = LossMix(0.4, 0.3, 0.2, 0.1)
     slopes = [logits.clone(), logits.clone()]
-    built_in, own = (
-        loss_gradient_(slope, teacher, best, counted, loss, measure=measure)
-        for slope, loss in zip(slopes, (mix, partial(plain_loss, mix)), strict=True)
-    )
+    built_in = KERNELS.loss_gradient_(slopes[0], teacher, counted, measure=measure)
+    own = own_loss_gradient_(slopes[1], teacher, best, counted, cross_entropy, measure=measure)
     torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-3, atol=1e-5)
     assert (built_in is None) == (own is None) == (not measure)
     if built_in is not None and own is not None:
@@ -258,13 +248,12 @@ def test_a_loss_that_cannot_be_trained_on_is_refused(loss: LossFunction, says: s
     best = torch.tensor([0, 1, 2, -1, 0])
     counted = torch.tensor([True, True, True, False, False])
     with pytest.raises(DataError, match=says):
-        loss_gradient_(torch.randn(5, 30), torch.rand(5, 30), best, counted, loss, measure=False)
+        own_loss_gradient_(torch.randn(5, 30), torch.rand(5, 30), best, counted, loss, measure=False)
 
 
 def test_a_loss_is_not_blamed_for_logits_that_diverged() -> None:
     logits, best = torch.full((5, 30), float("nan")), torch.zeros(5, dtype=torch.int64)
-    kl = partial(plain_loss, LossMix())
-    loss_gradient_(logits, torch.rand(5, 30), best, best == 0, kl, measure=False)
+    own_loss_gradient_(logits, torch.rand(5, 30), best, best == 0, cross_entropy, measure=False)
     assert logits.isnan().all()  # which the update refuses
 
 
@@ -275,6 +264,6 @@ def test_what_a_loss_writes_into_teacher_and_best_stays_its_own() -> None:
 
     teacher, best = torch.rand(5, 30), torch.full((5,), -1)
     given = teacher.clone(), best.clone()
-    loss_gradient_(torch.randn(5, 30), teacher, best, best < 0, loss, measure=True)
+    own_loss_gradient_(torch.randn(5, 30), teacher, best, best < 0, loss, measure=True)
     assert torch.equal(teacher, given[0])
     assert torch.equal(best, given[1])

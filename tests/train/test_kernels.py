@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from fledge.target.rope import rope_tables
-from fledge.train import attention_kernels, attention_torch, functions, loss, weights
 from fledge.train.blocks import Inputs, Sizes, make_blocks
-from fledge.train.kernels import kernels_for
+from fledge.train.kernels import Kernels
+from fledge.train.kernels_compiled import CompiledKernels, kernels_for
+from fledge.train.kernels_torch import TorchKernels
 from fledge.train.learner import bf16_products
 from fledge.train.workspace import Workspace
 
-COMPILED = kernels_for(torch.zeros(1, dtype=torch.bfloat16))
+COMPILED, PLAIN = kernels_for(torch.bfloat16, torch.device("cpu")), TorchKernels()
 pytestmark = pytest.mark.skipif(
-    not COMPILED, reason="kernels: those of training are off or can't be compiled"
+    not isinstance(COMPILED, CompiledKernels),
+    reason="kernels: those of training are off or can't be compiled",
 )
 ROWS, WIDTH = 37, 48
 
@@ -31,103 +31,75 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def both(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], tuple[object, object]]:
-    """Run a function with the kernels, and without."""
-
-    def run(function: Callable[[], object]) -> tuple[object, object]:
-        fast = function()
-        with monkeypatch.context() as without:
-            for module in (functions, weights, loss):
-                without.setattr(module, "kernels_for", lambda *tensors: None)
-            return fast, function()
-
-    return run
-
-
 def assert_close(one: Tensor, other: Tensor) -> None:
     assert one.dtype == other.dtype
     torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-2)
 
 
-def test_rms_norm(both):
+def test_rms_norm():
     x, gain = low(ROWS, WIDTH), low(WIDTH)
-    fast, plain = both(lambda: functions.rms_norm(x, gain, 1e-5))
+    fast, plain = (kernels.rms_norm(x, gain, 1e-5) for kernels in (COMPILED, PLAIN))
     assert_close(fast.y, plain.y)
     assert_close(fast.scale, plain.scale)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_rms_norm_back(both, threads: int):
+def test_rms_norm_back(threads: int):
     x, gain, dy = low(ROWS, WIDTH), low(WIDTH), low(ROWS, WIDTH)
-    scale = functions.rms_norm(x, gain, 1e-5).scale
+    scale = PLAIN.rms_norm(x, gain, 1e-5).scale
 
-    def back() -> tuple[Tensor, Tensor]:
+    def back(kernels: Kernels) -> tuple[Tensor | None, Tensor]:
         d_gain = torch.ones(WIDTH)
-        dx = functions.rms_norm_back(x, gain, scale, dy, d_gain, wants_dx=True)
+        dx = kernels.rms_norm_back(x, gain, scale, dy, d_gain, wants_dx=True)
         return dx, d_gain
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        (fast, fast_gain), (plain, plain_gain) = both(back)
+        (fast, fast_gain), (plain, plain_gain) = back(COMPILED), back(PLAIN)
     finally:
         torch.set_num_threads(before)
     assert_close(fast, plain)
     assert_close(fast_gain, plain_gain)
 
 
-def test_swiglu_both_ways(both):
+def test_swiglu_both_ways():
     gate_up, dy = 8 * low(ROWS, 2 * WIDTH), low(ROWS, WIDTH)
-    assert_close(*both(lambda: functions.swiglu(gate_up)))
-    assert_close(*both(lambda: functions.swiglu_back(gate_up, dy)))
+    assert_close(COMPILED.swiglu(gate_up), PLAIN.swiglu(gate_up))
+    assert_close(COMPILED.swiglu_back(gate_up, dy), PLAIN.swiglu_back(gate_up, dy))
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_rope_of_a_strided_slice(both, direction: float):
+def test_rope_of_a_strided_slice(direction: float):
     wide = low(ROWS, 100)
     cos, sin = rope_tables(16, 10000.0, None, ROWS)
-    assert_close(*both(lambda: functions.rotate(wide[:, 20:68], cos, sin, direction)))
+    found = [kernels.rotate(wide[:, 20:68], cos, sin, direction) for kernels in (COMPILED, PLAIN)]
+    assert_close(*found)
 
 
-def test_transpose_and_accumulate(both):
-    x = low(ROWS, 70)
-    fast, plain = both(lambda: weights.transpose(x, x.new_empty(70, ROWS)))
-    assert torch.equal(fast, plain)
-
-    def add() -> Tensor:
-        total = torch.ones(ROWS, 70)
-        weights.accumulate(total, x, 0.3)
-        return total
-
-    torch.testing.assert_close(*both(add))
+def test_transpose_and_accumulate():
+    x, totals = low(ROWS, 70), torch.ones(2, ROWS, 70)
+    for total, kernels in zip(totals, (COMPILED, PLAIN), strict=True):
+        for strided in (x, low(70, ROWS).t()):
+            assert torch.equal(kernels.transpose(strided, x.new_empty(70, ROWS)), strided.t())
+        kernels.accumulate(total, x, 0.3)
+    torch.testing.assert_close(*totals)
 
 
-@pytest.mark.parametrize(
-    "mix", [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (0.4, 0.3, 0.2, 0.1)], ids=str
-)
-def test_softmax_and_the_gradient_of_the_loss(both, mix):
+def test_softmax_and_the_gradient_of_the_loss():
     logits, teacher = 10 * low(ROWS, 700), (3 * torch.randn(ROWS, 700)).softmax(-1).bfloat16()
     logits[3] = -1e4  # far below: no slow or broken exponentials
     logits[3, 5] = 100.0
     counted = torch.rand(ROWS) < 0.6
-    target = torch.randint(-1, 700, (ROWS,))
 
-    def probabilities() -> Tensor:
-        copy = logits.clone()
-        loss.softmax_(copy)
-        return copy
-
-    assert_close(*both(probabilities))
+    copies = [logits.clone(), logits.clone()]
+    for copy, kernels in zip(copies, (COMPILED, PLAIN), strict=True):
+        kernels.softmax_(copy)
+    assert_close(*copies)
     for measure in (False, True):
-
-        def gradient(measure: bool = measure) -> tuple[Tensor, object]:
-            copy = logits.clone()
-            return copy, loss.loss_gradient_(
-                copy, teacher, target, counted, loss.LossMix(*mix), measure=measure
-            )
-
-        (fast, fast_measures), (plain, plain_measures) = both(gradient)
+        fast, plain = logits.clone(), logits.clone()
+        fast_measures = COMPILED.loss_gradient_(fast, teacher, counted, measure=measure)
+        plain_measures = PLAIN.loss_gradient_(plain, teacher, counted, measure=measure)
         assert_close(fast, plain)
         assert not fast[~counted].any()
         if measure:
@@ -152,13 +124,12 @@ def test_attention_on_a_padded_block(steps: int):
     ]  # strided, as they come out of a projection
     given = Inputs(sizes, query, others, Workspace())
     found = []
-    for module in (attention_kernels, attention_torch):
+    for kernels in (COMPILED, PLAIN):
         output, log_sum = query.new_empty(query.shape), torch.empty(rows, 6)
         with bf16_products(torch.bfloat16):
-            module.attend(block, given, output, log_sum)
+            kernels.attend(block, given, output, log_sum)
             grads = [t.new_empty(t.shape) for t in (query, *others)]
-            module.attend_back(block, given, output, log_sum, slope, grads[0], grads[1:])
+            kernels.attend_back(block, given, output, log_sum, slope, grads[0], grads[1:])
         found.append((output, log_sum, *grads))
-    assert attention_kernels.usable(given)
     for fast, plain in zip(*found, strict=True):
         assert_close(fast, plain)

@@ -34,7 +34,7 @@ def made(options: TrainOptions) -> tuple[TrainableWeights, Optimizer]:
 
 def options_of(optimizer: str) -> TrainOptions:
     return TrainOptions(
-        optimizer=optimizer, ema=0.9, weight_decay=0.1, warmup=0.0, lm_head_rate=0.5, clip=3.0
+        optimizer=optimizer, keep="best", weight_decay=0.1, warmup=0.0, lm_head_rate=0.5, clip=3.0
     )  # type: ignore[arg-type]
 
 
@@ -54,7 +54,7 @@ def train_split(rank: int, port: int, optimizer: str, folder: str) -> None:
     updates = Optimizer(weights, options_of(optimizer), STEPS)
     assert isinstance(weights.masters, ShardedMasters)
     size = weights.grad.numel()
-    for part in (weights.masters.shard, updates._first, updates._second, updates.average):
+    for part in (weights.masters.shard, updates._first, updates._second, updates.best):
         assert part is not None
         assert part.untyped_storage().nbytes() <= 4 * -(-size // PROCESSES)
     with updates.undone():
@@ -65,15 +65,13 @@ def train_split(rank: int, port: int, optimizer: str, folder: str) -> None:
         weights.grad.add_(share(step, rank, size))
         norms.append(updates.update(step))
         if step == CHECKPOINT:
+            updates.keep()
             state = updates.state()
             if team.leads:
                 save_file(state, f"{folder}/state.safetensors")
             else:
                 assert not sum(tensor.numel() for tensor in state.values())
-    found = weights.tensors() | {f"average.{n}": t for n, t in weights.tensors(updates.average).items()}
-    weights.refresh(updates.average)
-    found["published"] = weights.compute.clone()
-    weights.refresh()
+    found = weights.tensors() | {f"best.{n}": t for n, t in weights.tensors(updates.best).items()}
     found |= {"compute": weights.compute, "norms": torch.tensor(norms)}
     if team.leads:
         save_file(found, f"{folder}/found.safetensors")
@@ -102,13 +100,14 @@ def test_three_processes_with_a_part_each_make_the_updates_of_one(optimizer: str
         for rank in range(PROCESSES):
             weights.grad.add_(share(step, rank, size))
         norms.append(updates.update(step))
-    assert updates.average is not None
+        if step == CHECKPOINT:
+            updates.keep()
+    assert updates.best is not None
     assert_close(found["norms"], torch.tensor(norms))
     assert_close(found["compute"], weights.compute)
-    assert_close(found["published"], updates.average)
     for name, tensor in weights.tensors().items():
         assert_close(found[name], tensor)
-        assert_close(found[f"average.{name}"], weights.tensors(updates.average)[name])
+        assert_close(found[f"best.{name}"], weights.tensors(updates.best)[name])
 
     alone, resumed = made(options_of(optimizer))  # one process goes on from the checkpoint of three
     resumed.load_state(load_file(tmp_path / "state.safetensors"))

@@ -97,20 +97,8 @@ def test_an_update_uses_its_gradients_up_and_refreshes_what_is_computed_with() -
     assert (weights.compute < 1).all()
 
 
-def test_the_average_follows_closely_at_first_and_then_slowly() -> None:
-    weights, optimizer = small(learning_rate=0.1, muon_learning_rate=0.1, ema=0.75)
-    expected = weights.masters.shard.clone()
-    for step in range(30):
-        weights.grad.fill_(1.0)
-        optimizer.update(step)
-        decay = min(0.75, (step + 1) / (step + 10))  # 0.1, 0.18, ... 0.75
-        expected = decay * expected + (1 - decay) * weights.masters.shard
-        assert optimizer.average is not None
-        assert torch.allclose(optimizer.average, expected, atol=1e-5)
-
-
 def test_what_is_tried_out_leaves_nothing_behind() -> None:
-    weights, optimizer = small(learning_rate=0.1, ema=0.5)
+    weights, optimizer = small(learning_rate=0.1)
     before = {name: tensor.clone() for name, tensor in optimizer.state().items()}
     with optimizer.undone():
         weights.grad.fill_(1.0)

@@ -24,7 +24,7 @@ from fledge.train.batches import epoch_batches
 from fledge.train.checkpoint import Checkpoint, seconds_between
 from fledge.train.compare import compare_heads
 from fledge.train.evaluation import context_bound
-from fledge.train.loss import loss_gradient_
+from fledge.train.loss import own_loss_gradient_
 from tests.base.forked import forked
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target, random_head
@@ -36,7 +36,6 @@ OPTIONS = TrainOptions(
     epochs=2.5,
     batch_tokens=128,
     learning_rate=3e-3,
-    ema=0.9,
     evaluate_every=4,
     log_every=2,
     checkpoint_seconds=1e-9,
@@ -255,7 +254,7 @@ def test_large_heads_are_saved_less_often() -> None:
 
 # Rates so high that the head gets worse again.
 WORSENING = OPTIONS.model_copy(
-    update={"ema": 0.5, "epochs": 3.0, "muon_learning_rate": 1.0, "learning_rate": 0.3, "keep": "best"}
+    update={"epochs": 3.0, "muon_learning_rate": 1.0, "learning_rate": 0.3, "keep": "best"}
 )
 
 
@@ -434,7 +433,8 @@ def test_the_documented_loss_of_ones_own_trains(target: Target, features: str, m
     p, q = (target_logits / 2).softmax(-1), (logits / 2).softmax(-1)
     (expected,) = torch.autograd.grad(4 * (p * (p / q).log()).sum(-1)[counted].sum(), logits)
     slope = logits.detach().clone()
-    loss_gradient_(slope, target_logits.softmax(-1), best, counted, options.loss_to_take, measure=False)
+    assert options.own_loss is not None
+    own_loss_gradient_(slope, target_logits.softmax(-1), best, counted, options.own_loss, measure=False)
     torch.testing.assert_close(slope, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -475,6 +475,6 @@ def test_an_error_inside_the_module_of_a_loss_is_not_taken_for_a_missing_name(
         refuse_untrainable(target, TrainOptions(loss="faulty_loss:mean"))
 
 
-def test_a_loss_is_a_mix_or_names_a_function() -> None:
-    with pytest.raises(ValidationError, match="write it as module:name"):
+def test_a_loss_is_kl_or_names_a_function() -> None:
+    with pytest.raises(ValidationError, match="write a function as module:name"):
         TrainOptions(loss="focal")

@@ -6,18 +6,12 @@ from collections.abc import Mapping
 
 from fledge.base.console import StageProgress, print_table, say
 from fledge.engine import TreeShape
-from fledge.engine.build import build_parts
-from fledge.engine.drafters.eagle import Eagle
-from fledge.engine.measure import measure_cost
-from fledge.engine.options import EngineOptions
-from fledge.engine.shapes import MAX_NODES
-from fledge.heads import Head, head_runner
+from fledge.engine.measure import rounds_over_plain
+from fledge.heads import head_runner
 from fledge.released import load_head
 from fledge.run.folder import Run
 from fledge.train import Acceptance, evaluate
 from fledge.train.compare import compare_heads
-
-_COST_CONTEXT = 512  # context length at which costs are measured
 
 
 def print_evaluation(run: Run, head_name: str) -> None:
@@ -54,12 +48,12 @@ def print_evaluation(run: Run, head_name: str) -> None:
         say(f"{why}: tau of trees in serving can't be predicted")
         return
     shapes = {name: TreeShape(*map(int, name.split(","))) for name in result.serving}
-    seconds = _round_seconds(run, head, shapes)
+    costs = rounds_over_plain(run.target.decoder, head_runner(run.target, head), shapes.values())
     print_table(
         "Predicted in serving: greedy, one request",
         ["depth, topk, nodes", "tau", "a round over a plain step", "speed-up"],
         [
-            (name, f"{a.tau:.2f}", f"{seconds[name]:.2f}", f"{a.tau / seconds[name]:.2f}×")
+            (name, f"{a.tau:.2f}", f"{costs[shapes[name]]:.2f}", f"{a.tau / costs[shapes[name]]:.2f}×")
             for name, a in result.serving.items()
         ],
     )
@@ -88,20 +82,3 @@ def print_comparison(run: Run, given: tuple[str, str]) -> None:
     better = "B" if overall.low > 0 else "A"
     verdict = f"{better} is better" if overall.certain else "these conversations can't tell the heads apart"
     say(verdict)
-
-
-def _round_seconds(run: Run, head: Head, shapes: Mapping[str, TreeShape]) -> dict[str, float]:
-    """Duration of a round of each shape, as a multiple of a plain step, measured now."""
-    largest = max(shapes.values(), key=lambda shape: shape.nodes)
-    limit = run.target.config.max_position_embeddings
-    parts = build_parts(
-        run.target.decoder,
-        head_runner(run.target, head),
-        EngineOptions(
-            max_batch=1, max_context=min(_COST_CONTEXT, limit), tree=largest, prefill_rows=_COST_CONTEXT
-        ),
-    )
-    assert isinstance(parts.drafter, Eagle)
-    cost = measure_cost(parts.target, parts.drafter, -(-largest.nodes // MAX_NODES))
-    plain = max(cost.plain_seconds(1), 1e-9)
-    return {name: cost.round_seconds(1, shape) / plain for name, shape in shapes.items()}

@@ -10,7 +10,10 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from fledge import __version__
 from fledge.base import storage
@@ -133,41 +136,24 @@ def write_card(folder: str, card: Mapping[str, Any]) -> str:
 
 def render_card(card: Mapping[str, Any]) -> str:
     """The card as Markdown."""
-    prompts = card["prompts"]
-    parts = ["# Data card\n", "What this head was, or will be, trained on. It contains no record's text.\n"]
-    parts += _render_personal_data(card)
-    parts.append("## Sources and terms\n")
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters |= {"cell": _cell, "flat": _flat}
+    template = (resources.files("fledge.data") / "card.md.jinja").read_text(encoding="utf-8")
+    prompts, distances = card["prompts"], card["distance_to_traffic"].items()
+    rejected = {f"rejected: {reason}": count for reason, count in prompts["rejected"].items()}
     keys = ("name", "kind", "shape", "licence", "terms_declared_by", "rows", "fit", "chosen")
-    rows = [[source[key] for key in keys] for source in card["sources"]]
-    parts.append(_table(["source", "kind", "shape", "licence", "terms by", "rows", "fit", "chosen"], rows))
-    parts += [f"- {warning}\n" for source in card["sources"] for warning in source["warnings"]]
-    parts.append("## Prompts\n")
-    steps = [["rows read", prompts["rows_read"]]]
-    steps += [[f"rejected: {reason}", count] for reason, count in prompts["rejected"].items()]
-    steps += [["fit, but not needed", prompts["not_needed"]], ["kept", prompts["kept"]]]
-    parts.append(_table(["step", "prompts"], steps))
-    parts += [f"- {line}\n" for line in loss_lines(prompts["lacking"])]
-    parts.append(_counts("workload", prompts["categories"]))
-    parts.append(_counts("words", prompts["words"]))
-    parts.append(_counts("user turns", prompts["user_turns"]))
-    parts.append("## Contamination\n\nPrompts removed for sharing words with an evaluation file:\n")
-    parts.append(_counts("file", card["contamination"]))
-    if card["distance_to_traffic"]:
-        parts.append("## Distance to traffic\n\nJensen-Shannon distance of hashed n-grams, 0 is the same:\n")
-        distances = card["distance_to_traffic"].items()
-        rows = [[name, d["traffic"], d["chosen"], d["before"], d["after"]] for name, d in distances]
-        parts.append(_table(["workload", "traffic prompts", "chosen", "before", "after"], rows))
-    if card["privacy"]:
-        parts.append("## Private data found and treated\n")
-        parts.append(_counts("", _flat(card["privacy"])))
-    if "conversations" in card:
-        parts.append("## Answers of the target\n")
-        parts.append(_counts("", _flat(card["conversations"])))
-    parts.append("## Seeds, options and versions\n")
-    for name, value in (*card["made_from"].items(), ("versions", card["versions"])):
-        parts.append(f"### {name}\n")
-        parts.append(_counts("", _flat(value)))
-    return "\n".join(parts)
+    return environment.from_string(template).render(
+        card,
+        source_rows=[[source[key] for key in keys] for source in card["sources"]],
+        steps={
+            "rows read": prompts["rows_read"],
+            **rejected,
+            "fit, but not needed": prompts["not_needed"],
+            "kept": prompts["kept"],
+        },
+        lacking=loss_lines(prompts["lacking"]),
+        distance_rows=[[n, d["traffic"], d["chosen"], d["before"], d["after"]] for n, d in distances],
+    )
 
 
 def _conversations(url: str, draft_vocabulary: Sequence[int] | None) -> dict[str, Any]:
@@ -250,33 +236,6 @@ def _personal_data(prompts: Mapping[str, Any], respond: Mapping[str, Any] | None
     }
 
 
-def _render_personal_data(card: Mapping[str, Any]) -> list[str]:
-    facts, languages = card["personal_data"], card["languages"]
-    parts = ["## Personal data\n"]
-    if facts["filter"] == "off":
-        parts.append("**THE PRIVACY FILTER WAS OFF. PROMPTS WERE NOT SEARCHED FOR PERSONAL DATA.**\n")
-    if facts["filter_of_answers"] == "off":
-        parts.append(
-            "**THE PRIVACY FILTER OF ANSWERS WAS OFF. ANSWERS WERE NOT SEARCHED FOR PERSONAL DATA.**\n"
-        )
-    for where, sought in (("Prompts", facts["sought"]), ("Answers", facts["sought_in_answers"])):
-        if sought:
-            parts.append(f"{where} were searched for: {', '.join(sought)}.\n")
-    if facts["policy"]:
-        parts.append("What happens to a value found in a prompt:\n")
-        parts.append(_counts("entity", facts["policy"]))
-    parts.append("Not searched for personal data:\n")
-    parts += [f"- {what}\n" for what in facts["not_scanned"]]
-    if facts["expected_recall"]:
-        parts.append("\nOf the values in a text, expect to be found:\n")
-        parts.append(_counts("", facts["expected_recall"]))
-    parts.append(f"\nLanguages kept: {', '.join(languages['kept'])}.\n")
-    if facts["filter"] == "on":
-        parts.append("Prompts in a language that the rules don't cover:\n")
-        parts.append(_counts("language", languages["names_not_covered"]))
-    return parts
-
-
 def _known_categories(parts: Mapping[str, Any]) -> frozenset[str]:
     """Categories that stand in the recipe or in the shipped lists; others are free text of rows."""
     listed = [*(parts.get("prompts.sources") or ()), *(parts.get("prompts.traffic") or ())]
@@ -339,12 +298,6 @@ def _ordered(bins: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(bins.items(), key=lambda item: int(item[0].split()[0])))
 
 
-def _counts(name: str, counts: Mapping[str, Any]) -> str:
-    if not counts:
-        return "none\n"
-    return _table([name or "what", "value"], [[key, value] for key, value in counts.items()])
-
-
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, inner in value.items():
@@ -353,11 +306,6 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif inner is not None:
             flat[f"{prefix}{key}"] = inner
     return flat
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _cell(value: Any) -> str:

@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
         ("reasoning_tokens", pa.int32()),
     ]
 )
-# Columns added later; older folders can still be read.
+# Columns added later: the first of the published conversations (data/smollm2-135m-instruct) lack them.
 _LATER = {"row": -1, "licence": "", "reasoning_tokens": 0}
 
 _REJECTS = pa.schema([("prompt_id", pa.string()), ("reason", pa.string())])

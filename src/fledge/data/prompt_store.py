@@ -29,8 +29,6 @@ _PROMPTS = pa.schema(
         ("losses", pa.list_(pa.string())),
     ]
 )
-# Columns added later; older folders can still be read.
-_LATER = {"tools": "", "template_options": "", "results": "", "losses": []}
 _REJECTS = pa.schema(
     [
         ("attempt", pa.int64()),
@@ -157,7 +155,7 @@ def prompt_shards(url: str, skip: int = 0) -> Iterator[list[Prompt]]:
     manifest = Manifest.load(url)
     for shard in manifest.shards:
         if skip < shard.records:
-            yield [Prompt(**row) for row in read_rows(manifest, shard, _PROMPTS, _LATER)[skip:]]
+            yield [Prompt(**row) for row in read_rows(manifest, shard, _PROMPTS)[skip:]]
         skip = max(0, skip - shard.records)
 
 

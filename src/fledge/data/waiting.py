@@ -26,7 +26,6 @@ from fledge.data.parquet import to_parquet
 from fledge.data.privacy import Audit
 
 NAME = "waiting.parquet"
-_PARQUET = b"PAR1"  # start of a file without a checksum, from an older version
 _EVERY_S = 60.0
 _ANSWERED = pa.schema(
     [
@@ -86,10 +85,9 @@ class Waiting:
 def _rows(url: str) -> list[dict[str, Any]]:
     data = read_bytes(url)
     try:
-        if not data.startswith(_PARQUET):
-            digest, _, data = data.partition(b"\n")
-            if digest != sha256(data).encode():
-                raise ValueError("wrong checksum")
+        digest, _, data = data.partition(b"\n")
+        if digest != sha256(data).encode():
+            raise ValueError("wrong checksum")
         rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(data)).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(

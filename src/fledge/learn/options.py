@@ -10,8 +10,7 @@ from fledge.base.errors import ServerError
 from fledge.base.options import Flag, Options, Switch, Whole
 from fledge.train.options import TrainOptions
 
-# Learning has no last step, so the learning rate stays constant, and candidates are averaged weights.
-_TRAIN = TrainOptions(ttt_steps=4, batch_tokens=512, ema=0.98)
+_TRAIN = TrainOptions(ttt_steps=4, batch_tokens=512)
 
 
 class LearnOptions(Options):
@@ -53,6 +52,12 @@ class LearnOptions(Options):
     )
     least_gain: Annotated[float, Flag(hidden=True)] = Field(
         0.02, description="gain in tau that is certain enough before a candidate serves"
+    )
+    average: Annotated[float, Flag(hidden=True)] = Field(
+        0.98,
+        ge=0,
+        lt=1,
+        description="decay of the averaged weights that are the candidates, since learning has no last step",
     )
     train: Annotated[TrainOptions, Flag(hidden=True)] = Field(_TRAIN, description="training's own options")
 

@@ -109,6 +109,9 @@ class Student:
         if not losses:
             return None
         self._optimizer.update(self._since)
+        # Early on the average follows the weights closely.
+        decay = min(self._options.average, (self._since + 1) / (self._since + 10))
+        self._average.lerp_(self._masters, 1 - decay)
         self._since += 1
         self.steps += 1
         return sum(losses)
@@ -122,9 +125,9 @@ class Student:
         weights = learner.unrolled.weights
         new = [info for info in infos if info.index not in self._served]
         if self._serving is not None:
-            weights.refresh(self._serving)
+            weights.compute.copy_(self._serving)
             self._served |= self._counts(new)
-        weights.refresh(self._optimizer.average)
+        weights.compute.copy_(self._average)
         candidate = self._counts(infos)
         weights.refresh()
         if self._serving is None:  # a token a round
@@ -143,7 +146,7 @@ class Student:
     def candidate(self, difference: TauDifference) -> Head:
         """The averaged weights as a head."""
         assert self._learner is not None
-        weights = self._learner.trained_head(self._optimizer.average)
+        weights = self._learner.trained_head(self._average)
         facts = {
             "by": "fledge serve --learn",
             "steps": self.steps,
@@ -155,8 +158,7 @@ class Student:
 
     def accept(self) -> None:
         """The candidate serves from now on."""
-        assert self._optimizer.average is not None
-        self._serving = self._optimizer.average.clone()
+        self._serving = self._average.clone()
         self._served = {}
 
     def go_back(self, head: Head) -> None:
@@ -174,8 +176,7 @@ class Student:
         weights = self._learner.unrolled.weights
         weights.grad.zero_()
         weights.refresh()
-        self._optimizer = Optimizer(weights, self._train_options(again=True), _HORIZON)
-        self._since = 0
+        self._optimize(self._train_options(again=True))
 
     @property
     def _masters(self) -> Tensor:
@@ -185,8 +186,14 @@ class Student:
     def _begin(self, head: Head, *, again: bool) -> None:
         dtype = compute_dtype(self._target)
         options = self._train_options(again=again)
-        self._learner = Learner(head, self._target.ends, dtype, self._target.device, options.loss_to_take)
+        self._learner = Learner(head, self._target.ends, dtype, self._target.device, options.own_loss)
+        self._optimize(options)
+
+    def _optimize(self, options: TrainOptions) -> None:
+        """Begin a new optimiser, and a new average, from the present weights."""
+        assert self._learner is not None
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, _HORIZON)
+        self._average = self._masters.clone()
         self._since = 0  # steps of this optimiser
 
     def _train_options(self, *, again: bool) -> TrainOptions:

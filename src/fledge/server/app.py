@@ -35,7 +35,6 @@ from fledge.server.protocol import (
 )
 from fledge.server.render import Json
 from fledge.server.responses import ResponseRenderer, ResponsesRequest
-from fledge.server.sglang import GenerateRequest, NativeRenderer
 from fledge.server.strict import StrictBody, read
 
 
@@ -94,7 +93,6 @@ def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     _add_responses(app, server)
     _add_messages(app, server)
     _add_tokens(app, server)
-    _add_sglang(app, server)
     add_operations(app, server)
     if learning is not None:
         add_learning(app, server.worker.metrics, learning)
@@ -225,21 +223,6 @@ def _add_tokens(app: FastAPI, server: Server) -> None:
         server.check_model(body.model)
         server.tokens.check(body.tokens, "tokens")
         return {"prompt": await server.tokens.decode(body.tokens)}
-
-
-def _add_sglang(app: FastAPI, server: Server) -> None:
-    @app.post("/generate", tags=["SGLang"])
-    async def generate(body: GenerateRequest, request: Request) -> Response:
-        """SGLang's own interface."""
-        completion = await asyncio.to_thread(body.completion)
-        return await server.respond(completion, request, NativeRenderer(body, server.tokens))
-
-    @app.get("/model_info", tags=["SGLang"])
-    @app.get("/get_model_info", include_in_schema=False)
-    async def model_info() -> Json:
-        """The route where SGLang's clients look up the model."""
-        name = server.target_name
-        return {"model_path": name, "tokenizer_path": name, "is_generation": True}
 
 
 def _add_predictions(app: FastAPI, server: Server) -> None:

@@ -35,9 +35,12 @@ _LEAST_TOP_P = 1e-6
 _GUIDED = ("json", "regex", "choice", "grammar")
 
 
-class Sampling(StrictBody):
-    """How tokens are sampled and what ends an answer; the fields that OpenAI and SGLang share."""
+class Generation(StrictBody):
+    """The fields common to chat and text completions."""
 
+    form_place: ClassVar[str] = "response_format.json_schema.schema"  # what the client calls it
+    limit_may_exceed: ClassVar[bool] = False  # max_tokens may be more than the context has room for
+    _form_field: str = PrivateAttr("")  # where the form stands, if the client gives it another name
     n: Annotated[int | None, Whole] = Field(None, ge=1, le=1024)
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(
         None, description="default 1; 0, and all below 0.001, is greedy"
@@ -55,37 +58,10 @@ class Sampling(StrictBody):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = Field(None, description="default true: leave them out of the text")
-
     include_stop_str_in_output: bool | None = Field(None, description="what ends the answer is part of it")
     bad_words: Annotated[list[StopText], Field(max_length=256, fail_fast=True)] | None = Field(
         None, description="texts that the answer doesn't contain"
     )
-
-    @field_validator("temperature")
-    @classmethod
-    def _almost_greedy_is_greedy(cls, value: float | None) -> float | None:
-        return 0.0 if value is not None and value < _COLDEST else value
-
-    @field_validator("top_p")
-    @classmethod
-    def _at_least_one_token(cls, value: float | None) -> float | None:
-        return None if value is None else max(value, _LEAST_TOP_P)
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _keys_are_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for key in value or ():
-            if not (key.isascii() and key.isdecimal() and len(key) < 10):
-                raise ValueError("keys are token ids, written as strings")
-        return value
-
-
-class Generation(Sampling):
-    """The fields common to chat and text completions."""
-
-    form_place: ClassVar[str] = "response_format.json_schema.schema"  # what the client calls it
-    limit_may_exceed: ClassVar[bool] = False  # max_tokens may be more than the context has room for
-    _form_field: str = PrivateAttr("")  # where the form stands, if the client gives it another name
     model: str | None = Field(None, max_length=512, description="one of /v1/models; default: the first")
     max_tokens: TokenLimit = Field(None, description="-1: as left out")
     min_tokens: Annotated[int | None, Whole] = Field(
@@ -114,6 +90,24 @@ class Generation(Sampling):
     guided_regex: str | None = Field(None, description="structured_outputs.regex")
     guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
+
+    @field_validator("temperature")
+    @classmethod
+    def _almost_greedy_is_greedy(cls, value: float | None) -> float | None:
+        return 0.0 if value is not None and value < _COLDEST else value
+
+    @field_validator("top_p")
+    @classmethod
+    def _at_least_one_token(cls, value: float | None) -> float | None:
+        return None if value is None else max(value, _LEAST_TOP_P)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _keys_are_token_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key in value or ():
+            if not (key.isascii() and key.isdecimal() and len(key) < 10):
+                raise ValueError("keys are token ids, written as strings")
+        return value
 
     @classmethod
     def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:

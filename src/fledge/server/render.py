@@ -27,7 +27,7 @@ class Rendering(Protocol):
 
     id: str
 
-    def whole(self, jobs: Sequence[Job]) -> Json | list[Json]:
+    def whole(self, jobs: Sequence[Job]) -> Json:
         """The response to a request that doesn't stream."""
 
     def events(self, jobs: Sequence[Job]) -> AsyncGenerator[bytes]:
@@ -235,7 +235,7 @@ def usage(jobs: Sequence[Job]) -> Json:
     return report
 
 
-def encode(value: Json | list[Json]) -> bytes:
+def encode(value: Json) -> bytes:
     """Compact JSON; NaN and infinity never get here."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:

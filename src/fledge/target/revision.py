@@ -18,7 +18,6 @@ import torch
 from fledge.sources.files import cached_digest, weight_files
 from fledge.target import families
 from fledge.target.config import DecoderConfig
-from fledge.target.experts import ExpertsConfig
 from fledge.target.tensors import open_weights
 
 # Of a Family, what changes the weights that a decoder computes with and isn't in its config.
@@ -57,17 +56,12 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
 
 
 def _shape(config: DecoderConfig) -> dict[str, Any]:
-    """All fields. Those that have a default were added later, and count only where they differ from it: so the
-    revisions of older targets stay what they were."""
+    """All fields that differ from their default: a field added later leaves other targets' revisions as they are."""
     shape = asdict(config)
     for name in ("undecodable", "own_positions", "chosen_layers", "mixture", "latent_attention"):
         shape.pop(name)  # what fledge can't do, doesn't use, or was told, and what only sizes a new head
-    if config.window and not (config.out_norms or config.sinks):  # once the window capped the context
-        shape["max_position_embeddings"] = min(config.window, config.max_position_embeddings)
-        shape = {name: shape[name] for name in shape if not name.startswith("window")}
-    if config.experts:
-        shape["experts"] = _without_defaults(shape["experts"], config.experts)
-    return _without_defaults(shape, config)
+    later = {field.name: field.default for field in fields(config) if field.default is not MISSING}
+    return {name: shape[name] for name in shape if name not in later or shape[name] != later[name]}
 
 
 def _reading(config: DecoderConfig) -> list[dict[str, Any]]:
@@ -76,12 +70,6 @@ def _reading(config: DecoderConfig) -> list[dict[str, Any]]:
     switches = {name: getattr(family, name) for name in _READING}
     other = {name: value for name, value in switches.items() if value != getattr(families.Family, name, {})}
     return [other] if other else []
-
-
-def _without_defaults(values: dict[str, Any], described: DecoderConfig | ExpertsConfig) -> dict[str, Any]:
-    """`values` without the fields that have their default in `described`."""
-    later = {field.name: field.default for field in fields(described) if field.default is not MISSING}
-    return {name: values[name] for name in values if name not in later or values[name] != later[name]}
 
 
 def _tokenizer_parts(folder: Path) -> dict[str, Any]:

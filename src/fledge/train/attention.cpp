@@ -18,7 +18,7 @@ using namespace fledge;
 
 namespace {
 
-constexpr int64_t kMostSteps = 16, kMostWidth = 256;  // see `usable` in attention_kernels.py
+constexpr int64_t kMostSteps = 16, kMostWidth = 256;  // MAX_STEPS and MAX_HEAD_DIM in library.py
 
 }  // namespace
 

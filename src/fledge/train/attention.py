@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fledge.train import attention_kernels, attention_torch
 from fledge.train.blocks import Block, Inputs, Sizes
+from fledge.train.kernels import Kernels
 from fledge.train.workspace import Workspace
 
 
@@ -29,16 +29,21 @@ class UnrollAttention(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, blocks: list[Block], sizes: Sizes, workspace: Workspace, query: Tensor, *others: Tensor
+        ctx: Any,
+        kernels: Kernels,
+        blocks: list[Block],
+        sizes: Sizes,
+        workspace: Workspace,
+        query: Tensor,
+        *others: Tensor,
     ) -> Tensor:
         output = query.new_empty(query.shape)
         log_sum = torch.empty(query.shape[0], sizes.heads, dtype=torch.float32, device=query.device)
         inputs = Inputs(sizes, query, others, workspace)
-        attend = _implementation(inputs).attend
         for block in blocks:
-            attend(block, inputs, output, log_sum)
+            kernels.attend(block, inputs, output, log_sum)
         ctx.save_for_backward(query, output, log_sum, *others)
-        ctx.blocks, ctx.sizes, ctx.workspace = blocks, sizes, workspace
+        ctx.kernels, ctx.blocks, ctx.sizes, ctx.workspace = kernels, blocks, sizes, workspace
         return output
 
     @staticmethod
@@ -47,12 +52,6 @@ class UnrollAttention(Function):
         d_query, *d_others = (t.new_empty(t.shape) for t in (query, *others))
         d_output = d_output.contiguous()
         inputs = Inputs(ctx.sizes, query, others, ctx.workspace)
-        attend_back = _implementation(inputs).attend_back
         for block in ctx.blocks:
-            attend_back(block, inputs, output, log_sum, d_output, d_query, d_others)
-        return None, None, None, d_query, *d_others
-
-
-def _implementation(inputs: Inputs) -> Any:
-    """The module whose `attend` and `attend_back` fit these tensors."""
-    return attention_kernels if attention_kernels.usable(inputs) else attention_torch
+            ctx.kernels.attend_back(block, inputs, output, log_sum, d_output, d_query, d_others)
+        return None, None, None, None, d_query, *d_others

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -34,41 +32,11 @@ class FeatureSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Uniform noise on the features of one step, as EAGLE (arXiv 2401.15077, sec. 4) adds it against overfitting.
-
-    Only the head's input is changed, not the target's distribution. The noise follows from seed, step and conversation,
-    so it is the same after a resume and for any number of processes.
-    """
-
-    size: float  # largest value, relative to each hidden state's mean magnitude
-    seed: int
-    step: int
-
-    def added_to(self, sample: FeatureSample) -> FeatureSample:
-        """The sample with noisy features [n, 3 * Ht]; the noise of each hidden state follows its own magnitude."""
-        number = zlib.crc32(f"{self.seed} {self.step} {sample.conversation_id}".encode())
-        generator = torch.Generator().manual_seed(number)
-        width = sample.hidden.shape[1]
-        parts = sample.features.float().view(len(sample.token_ids), -1, width)  # [n, 3, Ht]
-        noise = torch.rand(parts.shape, generator=generator).mul_(2).sub_(1)
-        noise *= self.size * parts.abs().mean(-1, keepdim=True)
-        features = noise.add_(parts).view(sample.features.shape)
-        return replace(sample, features=features.to(sample.features.dtype))
-
-
 def read_batch(
-    source: FeatureSource,
-    infos: Sequence[SampleInfo],
-    dtype: torch.dtype,
-    device: torch.device,
-    noise: Noise | None = None,
+    source: FeatureSource, infos: Sequence[SampleInfo], dtype: torch.dtype, device: torch.device
 ) -> TrainBatch | None:
     """Read the conversations and lay them end to end; None if there are none."""
     samples = source.read_many(infos) if infos else []
     if not samples:
         return None
-    if noise is not None:
-        samples = [noise.added_to(sample) for sample in samples]
     return make_batch(samples, dtype).to(device)

@@ -155,18 +155,11 @@ void fledge_softmax(bf16* logits, int64_t rows, int64_t width, int threads) {
   }
 }
 
-// Logits become the gradient of the loss, 0 in rows that are not counted. With q the head's probabilities, p the
-// teacher's and overlap = sum of min(p, q), a row's loss is
-//
-//     mix[0] * -sum(p log q)  +  mix[1] * -log q[target]  +  mix[2] * (1 - overlap)  +  mix[3] * -log(overlap)
-//
-// A negative `target` [rows]: the row has none. If asked for (not null): loss [rows], overlap [rows], and best [rows],
+// Logits become the gradient of the cross-entropy -sum(p log q) of the head's probabilities q to the teacher's p, 0 in
+// rows that are not counted. If asked for (not null): loss [rows], overlap [rows] = sum of min(p, q), and best [rows],
 // the place of the first highest logit.
-void fledge_loss_gradient(bf16* logits, const bf16* teacher, const int64_t* target, const uint8_t* counted,
-                          const float* mix, float* loss, float* overlap, int64_t* best, int64_t rows, int64_t width,
-                          int threads) {
-  const float soft = mix[0], hard = mix[1], tv = mix[2], lk = mix[3];
-  const bool overlaps = tv != 0 || lk != 0;
+void fledge_loss_gradient(bf16* logits, const bf16* teacher, const uint8_t* counted, float* loss, float* overlap,
+                          int64_t* best, int64_t rows, int64_t width, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> values(width);
@@ -185,45 +178,21 @@ void fledge_loss_gradient(bf16* logits, const bf16* teacher, const int64_t* targ
         std::memset(row, 0, sizeof(bf16) * width);
         continue;
       }
-      const bool has_target = hard != 0 && target[r] >= 0;
-      float target_logit = has_target ? load(row[target[r]]) : 0.0f;
       float log_sum = softmax_row(row, width, values.data());
-      float shared = 0, below = 0;  // the overlap, and the head's probability where it is the smaller one
-      if (overlaps || overlap) {
-        for (int64_t i = 0; i < width; ++i) {
-          float p = load(wanted[i]), q = values[i];
-          shared += std::min(p, q);
-          below += q < p ? q : 0.0f;
-        }
-        shared = std::max(shared, 1e-6f);
-        if (overlap) overlap[r] = shared;
-      }
       if (loss) {
-        float along = 0;
-        for (int64_t i = 0; i < width; ++i) along += load(wanted[i]) * load(row[i]);
-        loss[r] = soft * (log_sum - along) + (has_target ? hard * (log_sum - target_logit) : 0.0f) +
-                  tv * (1 - shared) + (lk != 0 ? -lk * std::log(shared) : 0.0f);
+        float along = 0, shared = 0;
+        for (int64_t i = 0; i < width; ++i) {
+          along += load(wanted[i]) * load(row[i]);
+          shared += std::min(load(wanted[i]), values[i]);
+        }
+        loss[r] = log_sum - along;
+        overlap[r] = std::max(shared, 1e-6f);
       }
       if (!counted[r]) {
         std::memset(row, 0, sizeof(bf16) * width);
         continue;
       }
-      if (!overlaps) {
-        const float both = soft + (has_target ? hard : 0.0f);
-        for (int64_t i = 0; i < width; ++i) row[i] = round_bf16(both * values[i] - soft * load(wanted[i]));
-      } else {
-        const float both = soft + (has_target ? hard : 0.0f), accept = tv + lk / shared;
-        for (int64_t i = 0; i < width; ++i) {
-          float p = load(wanted[i]), q = values[i];
-          row[i] = round_bf16(both * q - soft * p + accept * q * (below - (q < p ? 1.0f : 0.0f)));
-        }
-      }
-      if (has_target) {
-        float q = values[target[r]], p = load(wanted[target[r]]);
-        float slope = (soft + hard) * q - soft * p - hard;
-        if (overlaps) slope += (tv + lk / shared) * q * (below - (q < p ? 1.0f : 0.0f));
-        row[target[r]] = round_bf16(slope);
-      }
+      for (int64_t i = 0; i < width; ++i) row[i] = round_bf16(values[i] - load(wanted[i]));
     }
   }
 }

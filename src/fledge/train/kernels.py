@@ -1,99 +1,85 @@
-"""Building and calling kernels.cpp and attention.cpp: compiled once per machine in about a second, then cached.
+"""The operations of training that have compiled versions for bf16 on a CPU; which ones run is chosen once.
 
-Without a C++ compiler those of a wheel are used. Without either, or with FLEDGE_NATIVE=0, training runs on torch alone,
-at about half the speed.
+kernels_torch.py defines them in plain torch, for any dtype and device; kernels_compiled.py does each in one pass over
+memory. tests/train/test_kernels.py compares the two.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import logging
-from collections.abc import Callable
-from ctypes import Structure, c_float, c_int, c_int64, c_void_p
-from pathlib import Path
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from fledge.native import abi
-from fledge.native.build import (
-    available_isas,
-    compile_library,
-    find_compiler,
-    native_setting,
-    prebuilt,
-)
-from fledge.native.instruction_sets import TRAIN_FLAGS
-
-logger = logging.getLogger("fledge")
-
-MAX_STEPS, MAX_HEAD_DIM = 16, 256
+from fledge.train.blocks import Block, Inputs
 
 
-class FledgeBlock(Structure):
-    """One block of the unroll's attention; mirrors attention.cpp."""
+class Normed(NamedTuple):
+    """RMSNorm's output and what its backward pass needs."""
 
-    _fields_ = [
-        ("rows", c_void_p),
-        ("seen", c_void_p),
-        *((name, c_int64) for name in ("b", "q", "kv", "group", "width", "keys", "steps")),
-        *((name, c_int64) for name in ("key_stride", "value_stride")),
-        *((name, c_void_p * MAX_STEPS) for name in ("own_keys", "own_values")),
-        ("threads", c_int),
-    ]
+    y: Tensor  # [R, H]
+    scale: Tensor  # [R, 1] float32, 1 / rms(x)
 
 
-def kernels_for(*tensors: Tensor | None) -> ctypes.CDLL | None:
-    """The kernels, if these tensors are bf16 on a CPU and the machine can compile; None: use torch."""
-    if any(t is not None and (t.dtype != torch.bfloat16 or t.device.type != "cpu") for t in tensors):
-        return None
-    return _library()
+class LogitMeasures(NamedTuple):
+    """Per-row figures for the metrics; training doesn't need them."""
+
+    loss: Tensor  # [R] float32
+    overlap: Tensor  # [R] float32, sum of min(p, q) over the vocabulary
+    best: Tensor  # [R] int64, index of the highest logit
 
 
-def call(kernel: Callable[..., object], *arguments: Tensor | float | None) -> None:
-    """Call a kernel with these arguments, followed by torch's thread count.
+class Kernels(Protocol):
+    """The operations. Tensors are contiguous unless it says otherwise."""
 
-    Tensors must be contiguous unless the kernel takes their strides.
-    """
-    kernel(*map(as_c, arguments), c_int(torch.get_num_threads()))
+    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Normed:
+        """x [R, H] / rms(x) * gain [H]; x may be strided."""
 
+    def rms_norm_back(
+        self, x: Tensor, gain: Tensor, scale: Tensor, dy: Tensor, d_gain: Tensor, *, wants_dx: bool
+    ) -> Tensor | None:
+        """Gradient of x if requested; the gain's is added to d_gain [H] float32. x and dy may be strided."""
 
-def as_c(value: object) -> object:
-    """A tensor as the address of its memory, None as a null pointer, numbers as int64 and float."""
-    if value is None or isinstance(value, Tensor):
-        return c_void_p(None if value is None else value.data_ptr())
-    if isinstance(value, int):
-        return c_int64(value)
-    return c_float(value) if isinstance(value, float) else value
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for gate_up [R, 2 * I], gate first."""
 
+    def swiglu_back(self, gate_up: Tensor, dy: Tensor) -> Tensor:
+        """Gradient of gate_up; dy may be strided."""
 
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    if native_setting() == "0":
-        return None
-    try:
-        loaded = ctypes.CDLL(str(_find_library()))
-    except (OSError, RuntimeError) as error:
-        logger.warning("training without compiled kernels, at about half the speed: %s", error)
-        return None
-    abi.check(loaded, [FledgeBlock], {"MAX_STEPS": MAX_STEPS, "MAX_HEAD_DIM": MAX_HEAD_DIM})
-    return loaded
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+        """RoPE: x [R, heads * D] by its rows' angles, cos and sin [R, D // 2] float32; direction -1 rotates back.
 
+        Rows of x may be strided.
+        """
 
-def _find_library() -> Path:
-    """The kernels compiled for this very processor, or else a wheel's, which are some percent slower.
+    def transpose(self, x: Tensor, out: Tensor) -> Tensor:
+        """x [R, C], which may be strided, into `out` [C, R]."""
 
-    Raises an OSError or RuntimeError that says why there are none.
-    """
-    error: Exception = RuntimeError("no C++ compiler was found")
-    if compiler := find_compiler():
-        try:
-            flags = (*TRAIN_FLAGS, "-march=native")
-            return compile_library(compiler, "train", Path(__file__).parent, flags)
-        except (OSError, RuntimeError) as failed:
-            error = failed
-    for isa in available_isas():
-        if (path := prebuilt(f"train-{isa}")) is not None:
-            return path
-    raise error
+    def accumulate(self, total: Tensor, x: Tensor, scale: float) -> None:
+        """total += scale * x, for float32 `total` of x's shape."""
+
+    def softmax_(self, logits: Tensor) -> None:
+        """Turn logits [R, V] into probabilities in place."""
+
+    def loss_gradient_(
+        self, logits: Tensor, teacher: Tensor, counted: Tensor, *, measure: bool
+    ) -> LogitMeasures | None:
+        """Turn logits [R, V] into the gradient of the cross-entropy to teacher [R, V] in place.
+
+        It is 0 in rows not `counted` [R].
+        """
+
+    def attend(self, block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
+        """The unroll's attention: fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
+
+    def attend_back(
+        self,
+        block: Block,
+        inputs: Inputs,
+        output: Tensor,
+        log_sum: Tensor,
+        d_output: Tensor,
+        d_query: Tensor,
+        d_others: Sequence[Tensor],
+    ) -> None:
+        """Fill the block's rows of all gradients."""

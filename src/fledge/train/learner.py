@@ -16,7 +16,7 @@ from fledge.draft import HeadWeights
 from fledge.heads import Head
 from fledge.target import EndWeights
 from fledge.train.batches import TrainBatch
-from fledge.train.loss import LossFunction, LossMix, step_loss, teacher_probabilities
+from fledge.train.loss import LossFunction, step_loss, teacher_probabilities
 from fledge.train.parallel import Team
 from fledge.train.unroll import UnrolledHead
 
@@ -45,7 +45,7 @@ class Learner:
         target: EndWeights,
         dtype: torch.dtype,
         device: torch.device,
-        mix: LossMix | LossFunction = LossMix(),  # noqa: B008 - immutable
+        own_loss: LossFunction | None = None,
     ) -> None:
         """It computes in `dtype`, or in float32 where bf16 is slow: see `fast_dtype`."""
         dtype = fast_dtype(dtype, device)
@@ -53,7 +53,7 @@ class Learner:
         self.head = head
         self.unrolled = UnrolledHead(head.config, head.weights, embedding, dtype, device)
         self.dtype, self.device = dtype, device
-        self._mix = mix
+        self._own_loss = own_loss
         vocabulary = head.vocabulary
         self._teacher = target.lm_head[vocabulary.token_ids].to(device, dtype).t().contiguous()  # [Ht, Vd]
         self._draft_ids = vocabulary.draft_ids.to(device)  # [V]
@@ -100,7 +100,7 @@ class Learner:
         lm_head = self.unrolled.weights["lm_head"]
         outputs, gradients = [], []
         with bf16_products(self.dtype):
-            teacher = teacher_probabilities(batch.teacher_hidden, self._teacher)  # [S, Vd]
+            teacher = teacher_probabilities(batch.teacher_hidden, self._teacher, lm_head.kernels)  # [S, Vd]
             labels = self._draft_ids[batch.labels]
             for step, hidden in enumerate(self.unrolled.unroll(batch, len(step_weights))):
                 valid, mine = batch.valid(step), counted[step]
@@ -112,7 +112,7 @@ class Learner:
                     teacher[step:],
                     best[step:],
                     mine,
-                    self._mix,
+                    self._own_loss,
                     step_weights[step] / counts[step],
                     workspace,
                     measure=sums is not None,

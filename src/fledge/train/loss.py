@@ -1,12 +1,8 @@
 """The loss and its gradient, from the head's distribution q and the target's p on the draft vocabulary.
 
-    kl     -sum p log q             soft cross-entropy: KL up to a constant
-    hard   -log q[argmax p]         cross-entropy to the token a greedy target will take
-    tv     1 - sum min(p, q)        what rejection sampling rejects at temperature 1: the total variation distance
-    lk     -log sum min(p, q)       the same as a log-likelihood of acceptance: strong where acceptance is low
+The loss is -sum p log q, a cross-entropy: KL up to a constant. A recipe may name its own function (`train.loss`).
 
-A recipe mixes them (`train.loss`) or names its own function. p is the target's distribution within the draft
-vocabulary.
+p is the target's distribution within the draft vocabulary.
 
     teacher row      distribution over       is the label of
     r                x[p_r + 2]              row r at step 0, row r - 1 at step 1, row r - 2 at step 2 ...
@@ -26,33 +22,15 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import DataError
-from fledge.train.kernels import call, kernels_for
+from fledge.train.kernels import Kernels, LogitMeasures
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
 
 _CHUNK_ROWS = 2048  # rows per chunk of logits: enough for full-speed products
 
-
-class LossMix(NamedTuple):
-    """Weights of the loss terms; they sum to 1."""
-
-    kl: float = 1.0
-    hard: float = 0.0
-    tv: float = 0.0
-    lk: float = 0.0
-
-
 # A user-defined loss. Arguments: the head's logits [R, Vd] and the target's probabilities [R, Vd], both float32, and
 # the draft ids [R] of the target's most probable tokens (int64, -1 outside the draft vocabulary). Returns [R] losses.
 LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-class LogitMeasures(NamedTuple):
-    """Per-row figures for the metrics; training doesn't need them."""
-
-    loss: Tensor  # [R] float32
-    overlap: Tensor  # [R] float32, sum of min(p, q) over the vocabulary
-    best: Tensor  # [R] int64, index of the highest logit
 
 
 class StepLoss(NamedTuple):
@@ -62,23 +40,24 @@ class StepLoss(NamedTuple):
     measures: LogitMeasures | None  # if requested
 
 
-def teacher_probabilities(hidden: Tensor, lm_head: Tensor) -> Tensor:
+def teacher_probabilities(hidden: Tensor, lm_head: Tensor, kernels: Kernels) -> Tensor:
     """The target's distribution within the draft vocabulary, [S, Vd], from hidden [S, Ht] and lm_head [Ht, Vd]."""
     probabilities = hidden.new_empty(hidden.shape[0], lm_head.shape[1])
     for chunk in pieces(hidden.shape[0], _CHUNK_ROWS):
         part = probabilities[chunk]
         torch.mm(hidden[chunk], lm_head, out=part)
-        softmax_(part)
+        kernels.softmax_(part)
     return probabilities
 
 
+@torch.no_grad()
 def step_loss(
     hidden: Tensor,
     lm_head: Weight,
     teacher: Tensor,
     best: Tensor,
     counted: Tensor,
-    mix: LossMix | LossFunction,
+    own_loss: LossFunction | None,
     scale: float,
     workspace: Workspace,
     *,
@@ -92,7 +71,7 @@ def step_loss(
         teacher: [R, Vd] the target's distribution for these rows.
         best: [R] draft id of the target's most probable token, -1 outside the vocabulary.
         counted: [R] bool, rows in the loss.
-        mix: the loss.
+        own_loss: a user-defined loss; None: the cross-entropy.
         scale: the weight of each counted row.
         workspace: scratch memory.
         measure: whether to return measures.
@@ -105,7 +84,11 @@ def step_loss(
         logits = workspace.take("logits", shape, hidden.dtype, hidden.device)
         matrix = lm_head.compute if lm_head.transposed else lm_head.compute.t()
         torch.mm(hidden[chunk], matrix, out=logits)
-        part = loss_gradient_(logits, teacher[chunk], best[chunk], counted[chunk], mix, measure=measure)
+        if own_loss is None:
+            part = lm_head.kernels.loss_gradient_(logits, teacher[chunk], counted[chunk], measure=measure)
+        else:
+            labels = teacher[chunk], best[chunk], counted[chunk]
+            part = own_loss_gradient_(logits, *labels, own_loss, measure=measure)
         if part is not None:
             parts.append(part)
         lm_head.multiply_back(logits, out=d_hidden[chunk])
@@ -114,71 +97,14 @@ def step_loss(
     return StepLoss(d_hidden.mul_(scale), measures)
 
 
-def softmax_(logits: Tensor) -> None:
-    """Turn contiguous logits [R, V] into probabilities in place."""
-    if kernels := kernels_for(logits):
-        call(kernels.fledge_softmax, logits, *logits.shape)
-    else:
-        torch.softmax(logits, dim=-1, out=logits)
-
-
-def loss_gradient_(
-    logits: Tensor,
-    teacher: Tensor,
-    target: Tensor,
-    counted: Tensor,
-    mix: LossMix | LossFunction,
-    *,
-    measure: bool,
-) -> LogitMeasures | None:
-    """Turn logits [R, V] into the loss' gradient in place; it is 0 in rows not `counted` [R].
-
-    teacher [R, V] holds the target's probabilities, target [R] int64 the index of its most probable token or -1.
-    """
-    if not isinstance(mix, LossMix):
-        return _by_autograd_(logits, teacher, target, counted, mix, measure=measure)
-    rows, width = logits.shape
-    if kernels := kernels_for(logits, teacher):
-        best = torch.empty(rows, dtype=torch.int64)
-        measures = LogitMeasures(torch.empty(rows), torch.empty(rows), best) if measure else None
-        target, counted, shares = target.contiguous(), counted.contiguous(), torch.tensor(mix).float()
-        tensors = (logits, teacher, target, counted, shares, *(measures or (None, None, None)))
-        call(kernels.fledge_loss_gradient, *tensors, rows, width)
-        return measures
-    if mix == LossMix() and not measure:  # the common case, in place
-        torch.softmax(logits, dim=-1, out=logits)
-        logits.sub_(teacher)
-        logits[~counted] = 0
-        return None
-    places = logits.argmax(-1) if measure else None
-    value = logits.float()
-    log_sum = value.logsumexp(-1)
-    log_q = value - log_sum[:, None]
-    q, p = log_q.exp(), teacher.float()
-    has_target = (target >= 0).float()
-    at = target.clamp(min=0)[:, None]
-    below = (q < p).float()  # where the head gives less than the target
-    shared = torch.minimum(p, q).sum(-1).clamp_(min=1e-6)
-    measures = None
-    if places is not None:
-        soft_loss = log_sum - torch.linalg.vecdot(p, value)
-        hard_loss = -log_q.gather(1, at)[:, 0] * has_target
-        loss = mix.kl * soft_loss + mix.hard * hard_loss + mix.tv * (1 - shared) - mix.lk * shared.log()
-        measures = LogitMeasures(loss, shared, places)
-    slope = mix.kl * (q - p)
-    slope += mix.hard * has_target[:, None] * q
-    slope.scatter_add_(1, at, (-mix.hard * has_target)[:, None])
-    accept = mix.tv + mix.lk / shared
-    slope += accept[:, None] * q * ((q * below).sum(-1, keepdim=True) - below)
-    slope[~counted] = 0
-    logits.copy_(slope)
-    return measures
-
-
-def _by_autograd_(
+def own_loss_gradient_(
     logits: Tensor, teacher: Tensor, target: Tensor, counted: Tensor, loss: LossFunction, *, measure: bool
 ) -> LogitMeasures | None:
-    """`loss_gradient_` for a user-defined loss. Raises a DataError for a result that can't be trained on."""
+    """Turn logits [R, V] into the gradient of a user-defined loss in place; it is 0 in rows not `counted` [R].
+
+    teacher [R, V] holds the target's probabilities, target [R] int64 the index of its most probable token or -1.
+    Raises a DataError for a result that can't be trained on.
+    """
     value = logits.to(torch.float32, copy=True).requires_grad_()
     with torch.enable_grad():
         # Copies: a function that writes into them must not change them for later steps.

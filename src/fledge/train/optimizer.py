@@ -1,9 +1,9 @@
-"""Updates of the flat float32 masters, with warm-up, cosine decay, clipping and optional weight averaging.
+"""Updates of the flat float32 masters, with warm-up, cosine decay and clipping.
 
 The layer's matrices are updated by Muon (momentum, then the nearest orthogonal matrix; Jordan et al. 2024, scaled to
 AdamW's step size as in arXiv 2502.16982), lm_head and norms by AdamW. Or everything by AdamW.
 
-Masters, moments and average may be sharded (parallel.py). AdamW works on a shard as it is. Muon needs whole matrices:
+Masters and moments may be sharded (parallel.py). AdamW works on a shard as it is. Muon needs whole matrices:
 
     momentum of a shard -> all-gather -> orthogonalise, each matrix in one process -> broadcast -> update of a shard
 """
@@ -38,7 +38,6 @@ class Optimizer:
         masters = weights.masters.shard
         self._first = torch.zeros_like(masters)  # AdamW's moments; the first is Muon's momentum too
         self._second = torch.zeros_like(masters)
-        self.average = masters.clone() if options.ema else None
         self.best = masters.clone() if options.keep == "best" else None  # the weights kept so far
         every, muon = weights.weights.values(), options.optimizer == "muon"
         self._matrices = [w for w in every if muon and _in_layer(w)]  # updated by Muon
@@ -78,9 +77,6 @@ class Optimizer:
             self._muon(grad, step)
         w.grad.zero_()
         w.refresh()
-        if self.average is not None:
-            decay = min(o.ema, (step + 1) / (step + 10))  # early on the average follows the weights closely
-            self.average.lerp_(w.masters.shard, 1 - decay)
         return norm
 
     @contextmanager
@@ -94,14 +90,12 @@ class Optimizer:
             self._weights.grad.zero_()
             self._first.zero_()
             self._second.zero_()
-            if self.average is not None:
-                self.average.copy_(before)
             self._weights.refresh()
 
     def keep(self) -> None:
-        """Keep the weights as they are now, averaged if they are, as the best ones."""
+        """Keep the weights as they are now as the best ones."""
         assert self.best is not None
-        self.best.copy_(self._weights.masters.shard if self.average is None else self.average)
+        self.best.copy_(self._weights.masters.shard)
 
     @property
     def state_bytes(self) -> int:
@@ -121,8 +115,7 @@ class Optimizer:
 
     def _shards(self) -> dict[str, Tensor]:
         shards = {"master": self._weights.masters.shard, "first": self._first, "second": self._second}
-        named = {"average": self.average, "best": self.best}
-        return shards | {name: shard for name, shard in named.items() if shard is not None}
+        return shards if self.best is None else shards | {"best": self.best}
 
     def _muon(self, grad: Tensor, step: int) -> None:
         """Update each matrix by the orthogonal matrix nearest to its Nesterov momentum. `grad` [P] is overwritten."""

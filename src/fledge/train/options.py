@@ -12,10 +12,9 @@ from fledge.base.plugs import imported
 
 if TYPE_CHECKING:
     from fledge.draft.config import ChosenSizes
-    from fledge.train.loss import LossFunction, LossMix
+    from fledge.train.loss import LossFunction
 
-LossName = Literal["kl", "hard", "tv", "lk"]
-_KL: dict[LossName, float] = {"kl": 1.0}
+_KL = "kl"
 
 
 class HeadOptions(BaseModel):
@@ -66,10 +65,9 @@ class TrainOptions(BaseModel):
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
     )
-    loss: dict[LossName, float] | str = Field(
+    loss: str = Field(
         _KL,
-        description="shares of the loss: kl, hard (target's argmax), tv and lk (acceptance); e.g. {kl: 1, lk: 1}; "
-        "or a function of your own, as module:name",
+        description="kl, the target's whole distribution; or a function of your own, as module:name",
     )
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="weight of a step relative to the one before")
     epochs: float = Field(3.0, gt=0.0, description="passes over the training conversations")
@@ -92,13 +90,7 @@ class TrainOptions(BaseModel):
     weight_decay: float = Field(0.0, ge=0.0, description="of matrices, as in AdamW")
     beta1: float = Field(0.9, ge=0.0, lt=1.0, description="AdamW's first moment")
     beta2: float = Field(0.95, ge=0.0, lt=1.0, description="AdamW's second moment")
-    feature_noise: float = Field(
-        0.0, ge=0.0, description="uniform noise on the features, up to this share of their mean size; 0: none"
-    )
     clip: float = Field(0.5, gt=0.0, description="largest gradient norm")
-    ema: float = Field(
-        0.0, ge=0.0, lt=1.0, description="decay of averaged weights; 0: the last weights are the head"
-    )
     keep: Literal["last", "best"] = Field(
         "last",
         description="which weights become the head: the last ones, or those with the best held-out tau of all "
@@ -129,14 +121,10 @@ class TrainOptions(BaseModel):
 
     @field_validator("loss")
     @classmethod
-    def _some_loss(cls, shares: dict[LossName, float] | str) -> dict[LossName, float] | str:
-        if isinstance(shares, str):
-            if not re.fullmatch(r"[\w.]+:\w+", shares):
-                raise ValueError(f"{shares!r} is not a function; write it as module:name")
-            return shares
-        if any(share < 0 for share in shares.values()) or not sum(shares.values()) > 0:
-            raise ValueError("give at least one loss a share above 0, and none a negative one")
-        return shares
+    def _kl_or_a_function(cls, loss: str) -> str:
+        if loss != _KL and not re.fullmatch(r"[\w.]+:\w+", loss):
+            raise ValueError(f"{loss!r} is neither kl nor a function; write a function as module:name")
+        return loss
 
     @property
     def step_weights(self) -> list[float]:
@@ -145,17 +133,14 @@ class TrainOptions(BaseModel):
         return [weight / sum(weights) for weight in weights]
 
     @property
-    def loss_to_take(self) -> LossMix | LossFunction:
-        """The normalised shares, or the function named. Raises a RecipeError if it can't be imported."""
-        from fledge.train.loss import LossMix
-
-        if isinstance(self.loss, str):
-            function: LossFunction = imported(self.loss)
-            if not callable(function):
-                raise RecipeError(f"train.loss={self.loss} is not a function")
-            return function
-        total = sum(self.loss.values())
-        return LossMix(*(self.loss.get(name, 0.0) / total for name in ("kl", "hard", "tv", "lk")))
+    def own_loss(self) -> LossFunction | None:
+        """The function named, or None for kl. Raises a RecipeError if it can't be imported."""
+        if self.loss == _KL:
+            return None
+        function: LossFunction = imported(self.loss)
+        if not callable(function):
+            raise RecipeError(f"train.loss={self.loss} is not a function")
+        return function
 
 
 class EvaluateOptions(BaseModel):

@@ -117,9 +117,9 @@ class Masters:
         """A copy of `all_gather` in the leader's host memory; empty in the other processes."""
         return shard.to("cpu", copy=True) if self.team.leads else shard.new_empty(0)
 
-    def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
-        """Cast the masters (or another buffer, given by its shards) into every process' `compute` [N]."""
-        compute.copy_(self.shard if shard is None else shard)
+    def cast_into(self, compute: Tensor) -> None:
+        """Cast the masters into every process' `compute` [N]."""
+        compute.copy_(self.shard)
 
     def computes(self, turn: int) -> bool:
         """Whether this process does whole-matrix work number `turn` and broadcasts the result."""

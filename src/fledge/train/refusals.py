@@ -12,7 +12,7 @@ from fledge.target import Target
 from fledge.train.batches import is_trainable
 from fledge.train.curves import refuse_without_wandb
 from fledge.train.evaluation import no_heldout
-from fledge.train.loss import LossMix, loss_gradient_
+from fledge.train.loss import own_loss_gradient_
 from fledge.train.options import HeadOptions, TrainOptions
 from fledge.train.start import drawn_conversations
 
@@ -44,12 +44,12 @@ def refuse_unusable_loss(target: Target, options: TrainOptions) -> None:
 
     Raises a RecipeError if it can't be imported, a DataError if its result can't be trained on.
     """
-    loss = options.loss_to_take
-    if isinstance(loss, LossMix):
+    loss = options.own_loss
+    if loss is None:
         return
     logits = torch.eye(4, options.draft_vocab_size, device=target.device)
     best = torch.tensor([0, 0, 0, -1], device=target.device)
-    loss_gradient_(logits, logits.softmax(-1).flip(0), best, best >= 0, loss, measure=False)
+    own_loss_gradient_(logits, logits.softmax(-1).flip(0), best, best >= 0, loss, measure=False)
 
 
 def refuse_one_sided(

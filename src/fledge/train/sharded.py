@@ -49,10 +49,7 @@ class ShardedMasters(Masters):
         full = self.all_gather(shard)
         return full.cpu() if self.team.leads else full.new_empty(0)
 
-    def cast_into(self, compute: Tensor, shard: Tensor | None = None) -> None:
-        if shard is not None:
-            compute.copy_(self.all_gather(shard.to(compute.dtype)))
-            return
+    def cast_into(self, compute: Tensor) -> None:
         self._sharded.unshard()
         compute.copy_(self._module.flat)
         self._sharded.reshard()

@@ -35,10 +35,10 @@ from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint, CheckpointWriter, seconds_between
 from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluation import measured_batches
-from fledge.train.feed import FeatureSource, Noise, read_batch
+from fledge.train.feed import FeatureSource, read_batch
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
-from fledge.train.options import HeadOptions, TrainOptions
+from fledge.train.options import TrainOptions
 from fledge.train.parallel import Team
 from fledge.train.refusals import refuse_unusable_loss
 from fledge.train.start import initial_head
@@ -125,9 +125,6 @@ def train_fingerprint(
         started = sha256(b"".join(read_bytes(file) for file in files))
     chosen = target.config.chosen_layers
     unneeded = {"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"}
-    # Of runs older than these options.
-    unneeded |= {"head"} if options.head == HeadOptions() else set()
-    unneeded |= {"keep"} if options.keep == "last" else set()
     return make_fingerprint(
         {
             "stage": "train",
@@ -158,7 +155,7 @@ class Trainer:
         self._options = options
         self._url = train_url
         dtype = getattr(torch, options.dtype)
-        self._learner = Learner(head, target.ends, dtype, target.device, options.loss_to_take)
+        self._learner = Learner(head, target.ends, dtype, target.device, options.own_loss)
         self._training = random_subset(source.split("train"), options.response_tokens, options.seed)
         self._schedule = _schedule(self._training, options)
         measured = options.batch_tokens, options.evaluate_tokens
@@ -236,7 +233,7 @@ class Trainer:
     def weights(self) -> Any:
         """The finished head's weights. All processes call this."""
         best = self._optimizer.best if self._kept() else None  # without a measurement there is none
-        return self._learner.trained_head(self._optimizer.average if best is None else best)
+        return self._learner.trained_head(best)
 
     def _kept(self) -> dict[str, Any] | None:
         """The measurement of the weights to keep, the first of several that are equally good."""
@@ -278,13 +275,12 @@ class Trainer:
         self._optimizer.update(0)
 
     def _read_step(self, step: int) -> TrainBatch | None:
-        return self._read(self._schedule[step], step)
+        return self._read(self._schedule[step])
 
-    def _read(self, infos: Sequence[SampleInfo], step: int = 0) -> TrainBatch | None:
+    def _read(self, infos: Sequence[SampleInfo]) -> TrainBatch | None:
         """This process' share of a batch."""
-        size, mine = self._options.feature_noise, self._team.share(infos)
-        noise = Noise(size, self._options.seed, step) if size else None
-        return read_batch(self._source, mine, self._learner.dtype, self._learner.device, noise)
+        learner = self._learner
+        return read_batch(self._source, self._team.share(infos), learner.dtype, learner.device)
 
     def _log(
         self, measures: BatchMeasures | None, rate: float, norm: float, clock: _Clock, progress: Progress
@@ -322,15 +318,13 @@ class Trainer:
         return step % self._options.evaluate_every == 0 or step == self.total
 
     def _measure_tau(self) -> Acceptance:
-        """Chain tau on held-out conversations, with the weights that will be saved."""
-        weights, depth = self._learner.unrolled.weights, self._options.ttt_steps
-        weights.refresh(self._optimizer.average)
+        """Chain tau on held-out conversations, with the current weights."""
+        depth = self._options.ttt_steps
         assert self._heldout_store is not None
         mine = self._heldout[self._team.rank :: self._team.size]
         tally, together = Tally(depth), Tally(depth)
         for _, rounds in measured_batches(self._learner, self._heldout_store, mine, depth):
             tally.add(rounds)
-        weights.refresh()
         for part in self._team.gather(tally):
             together.merge(part)
         return together.acceptance()

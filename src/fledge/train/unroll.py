@@ -46,12 +46,12 @@ class UnrolledHead:
         self.config = config
         self.workspace = Workspace()
         self.weights = TrainableWeights(_split(weights), dtype, device)
+        self._kernels = self.weights.kernels
         self.dtype, self.device = dtype, device
         self._embedding = embedding.to(
             device
         )  # rows are cast: a copy of all would be the largest tensor here
         self._flex = device.type == "cuda"
-        self._anchor = torch.zeros((), requires_grad=True)
         self._sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim)
         self._rope = self._rope_tables(_FIRST_POSITIONS)
 
@@ -87,11 +87,13 @@ class UnrolledHead:
                 own_values.append(value)
             others = (*keys_values, *own_keys, *own_values)
             if mask is None:
-                mixed = UnrollAttention.apply(batch.blocks, self._sizes, self.workspace, query, *others)
+                mixed = UnrollAttention.apply(
+                    self._kernels, batch.blocks, self._sizes, self.workspace, query, *others
+                )
             else:
                 mixed = attention_flex.unroll_attention(mask, self._sizes, query, *others)
             hidden = self._linear(mixed, "o", add=residual)
-            inner = SwiGlu.apply(self._linear(self._norm(hidden, "post_norm"), "gate_up"))
+            inner = SwiGlu.apply(self._linear(self._norm(hidden, "post_norm"), "gate_up"), self._kernels)
             hidden = self._linear(inner, "down", add=hidden)
             output = self._norm(hidden, "norm")
             yield output
@@ -116,7 +118,7 @@ class UnrolledHead:
         query_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         rotated, value = qkv.split([query_size + kv_size, kv_size], dim=1)
         cos, sin = (table[positions] for table in self._rope)
-        rotated = Rope.apply(rotated, cos, sin)
+        rotated = Rope.apply(rotated, cos, sin, self._kernels)
         query, key = rotated.split([query_size, kv_size], dim=1)
         return query, key, value
 
@@ -135,11 +137,13 @@ class UnrolledHead:
         )
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        normed: Tensor = RmsNorm.apply(x, self._anchor, self.weights[name], self.config.rms_norm_eps)
+        weight = self.weights[name]
+        normed: Tensor = RmsNorm.apply(x, weight.compute, weight, self.config.rms_norm_eps)
         return normed
 
     def _linear(self, x: Tensor, name: str, add: Tensor | None = None) -> Tensor:
-        product: Tensor = Linear.apply(x, add, self._anchor, self.weights[name], self.workspace)
+        weight = self.weights[name]
+        product: Tensor = Linear.apply(x, add, weight.compute, weight, self.workspace)
         return product
 
 

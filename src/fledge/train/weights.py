@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fledge.train.kernels import call, kernels_for
+from fledge.train.kernels import Kernels
+from fledge.train.kernels_compiled import kernels_for
 from fledge.train.parallel import Masters, Parallel, Team
 from fledge.train.workspace import Workspace
 
@@ -26,9 +27,12 @@ class Weight:
 
     name: str
     span: slice  # its range in them
-    compute: Tensor  # in the compute dtype
+    compute: (
+        Tensor  # in the compute dtype; requires a gradient, so that autograd records what it is an input of
+    )
     grad: Tensor  # float32; backward functions add to it directly
     transposed: bool  # a matrix stored as [in, out]
+    kernels: Kernels
 
     def multiply(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """x [R, in] -> [R, out], plus `add` [R, out]."""
@@ -44,10 +48,10 @@ class Weight:
         """Add `scale` times the gradient of y = x W, from x [R, in] and dy [R, out]."""
         left, right = (x, dy) if self.transposed else (dy, x)
         transposed = workspace.take("transposed", (left.shape[1], left.shape[0]), left.dtype, left.device)
-        transpose(left, transposed)
+        self.kernels.transpose(left, transposed)
         shape = (left.shape[1], right.shape[1])
         product = torch.mm(transposed, right, out=workspace.take("gradient", shape, left.dtype, left.device))
-        accumulate(self.grad, product, scale)
+        self.kernels.accumulate(self.grad, product, scale)
 
 
 class TrainableWeights:
@@ -62,6 +66,7 @@ class TrainableWeights:
         flat = torch.empty(size, dtype=torch.float32, device=device)
         self.compute = torch.empty(size, dtype=dtype, device=device)
         self.grad = torch.zeros(size, dtype=torch.float32, device=device)
+        self.kernels = kernels_for(dtype, device)
         self.weights: dict[str, Weight] = {}
         start = 0
         for name, tensor in (matrices | vectors).items():
@@ -70,7 +75,8 @@ class TrainableWeights:
             span = slice(start, start + tensor.numel())
             flat[span].view(stored.shape).copy_(stored)
             compute, grad = (buffer[span].view(stored.shape) for buffer in (self.compute, self.grad))
-            self.weights[name] = Weight(name, span, compute, grad, transposed)
+            compute.requires_grad_()
+            self.weights[name] = Weight(name, span, compute, grad, transposed, self.kernels)
             start = span.stop
         self.masters = Masters(flat)
         self.refresh()
@@ -88,9 +94,9 @@ class TrainableWeights:
         start, stop = (min(max(end, held.start), held.stop) for end in (weight.span.start, weight.span.stop))
         return slice(start - held.start, stop - held.start)
 
-    def refresh(self, shard: Tensor | None = None) -> None:
-        """Set the compute copies from the masters, or from another buffer sharded like them."""
-        self.masters.cast_into(self.compute, shard)
+    def refresh(self) -> None:
+        """Set the compute copies from the masters."""
+        self.masters.cast_into(self.compute)
 
     def tensors(self, shard: Tensor | None = None) -> dict[str, Tensor]:
         """Float32 copies by name, as [out, in], of the masters or of another buffer sharded like them."""
@@ -99,22 +105,6 @@ class TrainableWeights:
             stored = flat[weight.span].view(weight.grad.shape)
             tensors[name] = (stored.t() if weight.transposed else stored).contiguous().clone()
         return tensors
-
-
-def transpose(x: Tensor, out: Tensor) -> Tensor:
-    """x [R, C] into `out` [C, R]."""
-    if (kernels := kernels_for(x, out)) and x.is_contiguous():
-        call(kernels.fledge_transpose, x, out, *x.shape)
-        return out
-    return out.copy_(x.t())
-
-
-def accumulate(total: Tensor, x: Tensor, scale: float) -> None:
-    """total += scale * x, for float32 `total` of x's shape."""
-    if kernels := kernels_for(x):
-        call(kernels.fledge_accumulate, total, x, scale, x.numel())
-    else:
-        total.add_(x, alpha=scale)
 
 
 def _masters(masters: Tensor, team: Team, parallel: Parallel, dtype: torch.dtype) -> Masters:

@@ -26,7 +26,7 @@ sys.argv[0] = "bench_serving"
 runpy.run_module("sglang.bench_serving", run_name="__main__")
 """
 
-for backend in ("sglang", "sglang-oai", "sglang-oai-chat", "vllm"):
+for backend in ("sglang-oai", "sglang-oai-chat", "vllm"):
 
     @tried(f"bench_serving --backend {backend}")
     def bench(backend=backend):

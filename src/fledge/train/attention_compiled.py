@@ -14,19 +14,12 @@ import torch
 from torch import Tensor
 
 from fledge.train.blocks import Block, Inputs
-from fledge.train.kernels import MAX_HEAD_DIM, MAX_STEPS, FledgeBlock, as_c, call, kernels_for
+from fledge.train.library import MAX_STEPS, FledgeBlock, as_c, call
 
 
-def usable(inputs: Inputs) -> bool:
-    """Whether the kernels take these tensors."""
-    tensors = inputs.query, *inputs.others
-    fits = inputs.steps <= MAX_STEPS and inputs.sizes.head_dim <= MAX_HEAD_DIM
-    return fits and kernels_for(*tensors) is not None and all(t.stride(1) == 1 for t in tensors)
-
-
-def attend(block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
+def attend(library: ctypes.CDLL, block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
     """Fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
-    call, sizes = _Call(block, inputs), inputs.sizes
+    call, sizes = _Call(library, block, inputs), inputs.sizes
     scaled = call.gather(inputs.query, block.queries, "query", sizes.group, sizes.head_dim**-0.5)
     keys = call.gather(inputs.others[0], block.keys, "keys", 1)
     values = call.gather(inputs.others[1], block.keys, "values", 1)
@@ -40,6 +33,7 @@ def attend(block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> Non
 
 
 def attend_back(
+    library: ctypes.CDLL,
     block: Block,
     inputs: Inputs,
     output: Tensor,
@@ -49,7 +43,7 @@ def attend_back(
     d_others: Sequence[Tensor],
 ) -> None:
     """Fill the block's rows of all gradients."""
-    call, sizes = _Call(block, inputs), inputs.sizes
+    call, sizes = _Call(library, block, inputs), inputs.sizes
     scale = sizes.head_dim**-0.5
     scaled = call.gather(inputs.query, block.queries, "query", sizes.group, scale)
     slope = call.gather(d_output, block.queries, "slope", sizes.group)
@@ -84,12 +78,9 @@ class _Gathered(NamedTuple):
 class _Call:
     """One block's arguments. Memory is laid out as [b, kv_heads, Q, group, D], seen as [b * kv_heads, Q * group, D]."""
 
-    def __init__(self, block: Block, inputs: Inputs) -> None:
+    def __init__(self, library: ctypes.CDLL, block: Block, inputs: Inputs) -> None:
         sizes, others, steps = inputs.sizes, inputs.others, inputs.steps
-        kernels = kernels_for(*others)
-        if kernels is None:
-            raise RuntimeError("attention kernels were called with unsupported tensors; check `usable` first")
-        self._kernels = kernels
+        self._library = library
         self._sizes, self._workspace = sizes, inputs.workspace
         own_keys, own_values = others[2 : 2 + steps], others[2 + steps :]
         self._held = (block.queries.contiguous(), block.seen.contiguous())
@@ -113,7 +104,7 @@ class _Call:
 
     def run(self, name: str, *arguments: object) -> None:
         """Call a kernel that takes the block first."""
-        getattr(self._kernels, name)(ctypes.byref(self.struct), *map(as_c, arguments))
+        getattr(self._library, name)(ctypes.byref(self.struct), *map(as_c, arguments))
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Scratch memory."""
@@ -125,7 +116,7 @@ class _Call:
         shape = (b * kv, q * group, width)
         high, low = self.take(name, shape, torch.float32), self.take(name, shape, torch.bfloat16)
         sizes = (b, q, kv, group, width)
-        call(self._kernels.fledge_gather_heads, x, x.stride(0), rows.contiguous(), high, low, scale, *sizes)
+        call(self._library.fledge_gather_heads, x, x.stride(0), rows.contiguous(), high, low, scale, *sizes)
         return _Gathered(high, low)
 
     def products(self, name: str, left: Tensor, right: Tensor) -> Tensor:
