@@ -106,7 +106,7 @@ audit: $(STAMP)
 		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 docs: $(STAMP)
-	$(BIN)/python docs/recipe_reference.py docs/recipe.md
+	$(BIN)/python docs/recipe_reference.py docs
 	$(BIN)/python -m benchmarks.readme_numbers
 
 site: $(STAMP)

@@ -1,4 +1,4 @@
-"""Writes docs/recipe.md from the option models: `make docs`."""
+"""Writes docs/recipe.md, and the engine's options in docs/reference.md, from the option models: `make docs`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Literal, Union, cast, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fledge.engine import EngineOptions
 from fledge.run.recipe import Recipe
 
+_BEGIN = "<!-- Made by `make docs` from EngineOptions. -->\n\n"
+_END = "\n<!-- End. -->\n"
 _HEAD = """# Recipe reference
 
 <!-- Made by `make docs` from the option models. -->
@@ -79,5 +82,17 @@ def _choices(annotation: object) -> list[str]:
     return []
 
 
+def with_engine_options(page: str) -> str:
+    """docs/reference.md with its table of engine options as the model has them."""
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    rows = [_row(name, field) for name, field in EngineOptions.model_fields.items()]
+    return f"{before}{_BEGIN}| option | default | meaning |\n|---|---|---|\n{''.join(rows)}{_END}{after}"
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(reference(), "utf-8")
+    docs = Path(sys.argv[1])
+    (docs / "recipe.md").write_text(reference(), "utf-8")
+    (docs / "reference.md").write_text(
+        with_engine_options((docs / "reference.md").read_text("utf-8")), "utf-8"
+    )

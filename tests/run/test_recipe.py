@@ -162,3 +162,5 @@ def test_the_recipe_reference_is_up_to_date() -> None:
     folder = Path(__file__).parents[2] / "docs"
     script = runpy.run_path(str(folder / "recipe_reference.py"))
     assert (folder / "recipe.md").read_text("utf-8") == script["reference"]()
+    page = (folder / "reference.md").read_text("utf-8")
+    assert script["with_engine_options"](page) == page

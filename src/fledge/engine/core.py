@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,8 +49,7 @@ class EngineCore:
         self._plain = RoundPlan(PLAIN)
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count()
-        self._hidden = 0.0  # seconds the host worked while the device was busy
-        self._earlier = 0.0  # `exposed` seconds when statistics began
+        self._earlier = 0.0, 0.0  # the flight's `exposed` and `hidden` seconds when statistics began
         self._counts = Counts()
         self._results: list[StepResult] = []  # of the present step
         self._stepper = 0  # the thread that is inside a step; 0: none
@@ -166,15 +164,10 @@ class EngineCore:
     def _step(self) -> list[StepResult]:
         flight = self._flight
         self._results = []
-        if not flight:
-            flight.rest()  # since the last step the engine was idle
-        begun, waited, exposed = time.perf_counter(), flight.waited, flight.exposed
-        launched = self._prefill()
-        launched |= self._decode()
-        flight.take(keep=flight.ahead if launched else 0)
-        if flight.ahead:
-            worked = time.perf_counter() - begun - (flight.waited - waited)
-            self._hidden += max(worked - (flight.exposed - exposed), 0.0)
+        with flight.step():
+            launched = self._prefill()
+            launched |= self._decode()
+            flight.take(keep=flight.ahead if launched else 0)
         if not self._scheduler.busy:
             flight.clear()  # at most the extra round of requests that are done
             self._scheduler.check()
@@ -190,7 +183,7 @@ class EngineCore:
     def restart_stats(self) -> None:
         """Count from here on, of an idle engine; what it has learnt and cached stays."""
         with self._lock, self._queue_lock:
-            self._counts, self._hidden, self._earlier = Counts(), 0.0, self._flight.exposed
+            self._counts, self._earlier = Counts(), (self._flight.exposed, self._flight.hidden)
             self._scheduler.preemptions = self._scheduler.hit_tokens = self._pool.evictions = 0
             self._clock.restart()
 
@@ -228,7 +221,9 @@ class EngineCore:
         )
 
     def _phases(self) -> PhaseSeconds:
-        return replace(self._clock.read(), host=self._flight.exposed - self._earlier, hidden=self._hidden)
+        exposed, hidden = self._earlier
+        flight = self._flight
+        return replace(self._clock.read(), host=flight.exposed - exposed, hidden=flight.hidden - hidden)
 
     def _prefill(self) -> bool:
         """Launch a prefill forward, if prompts are waiting; requests whose prompts are done join the batch."""

@@ -40,8 +40,9 @@ class Flight:
     def __init__(self, ahead: int = 0) -> None:
         """`ahead`: launches that may stay in flight when a step ends."""
         self.ahead = ahead
-        self.waited = 0.0  # seconds the host has waited for results
         self.exposed = 0.0  # seconds nothing ran because the host was busy
+        self.hidden = 0.0  # seconds the host worked while the device was busy
+        self._waited = 0.0  # seconds the host has waited for results
         self._mark = time.perf_counter()  # until when something ran
         self._flying: deque[tuple[Callable[[], Landed], Callable[[Any, float], None]]] = deque()
 
@@ -64,7 +65,7 @@ class Flight:
             landed, receive = self._flying.popleft()
             begun = time.perf_counter()
             value, seconds = landed()
-            self.waited += time.perf_counter() - begun
+            self._waited += time.perf_counter() - begun
             receive(value, seconds)
 
     def clear(self) -> None:
@@ -75,9 +76,20 @@ class Flight:
         """Wait until nothing runs any more, and forget it."""
         self.clear()
 
-    def rest(self) -> None:
-        """The engine was idle: the time up to now doesn't count as `exposed`."""
-        self._mark = time.perf_counter()
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of the engine. If nothing is in flight, the time since the last one doesn't count as `exposed`."""
+        begun = time.perf_counter()
+        if not self._flying:
+            self._start_clock(begun)
+        waited, exposed = self._waited, self.exposed
+        yield
+        if self.ahead:
+            worked = time.perf_counter() - begun - (self._waited - waited)
+            self.hidden += max(worked - (self.exposed - exposed), 0.0)
+
+    def _start_clock(self, now: float) -> None:
+        self._mark = now
 
     def settle(self) -> None:
         """Nothing is in flight: the time up to now counts as `exposed`."""
@@ -107,9 +119,8 @@ class StreamFlight(Flight):
         """As in `Flight`."""
         return torch.cuda.stream(self._stream)
 
-    def rest(self) -> None:
-        """As in `Flight`."""
-        super().rest()
+    def _start_clock(self, now: float) -> None:
+        super()._start_clock(now)
         self._last = None
 
     def settle(self) -> None:
