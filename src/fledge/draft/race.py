@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fledge.base.device import runs_triton
+from fledge.native.abi import HEAD_TEMPERATURE_PERCENT
 
 _HALF = (1 << 32) - 1
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35  # murmur3's finaliser (Appleby)
@@ -27,7 +28,7 @@ _FILTERED = 1e-6  # share of its weight that a filtered token keeps
 
 # The temperature of the head's race, per target temperature. A head gives more probability than the target to the many
 # unlikely tokens, and each of them may win.
-HEAD_TEMPERATURE = 0.9
+HEAD_TEMPERATURE = HEAD_TEMPERATURE_PERCENT / 100
 
 
 class Draws(NamedTuple):

@@ -17,9 +17,10 @@ const Mirrored* fledge_mirrored() {
   static const Mirrored all[] = {
       SIZE_OF(Shape), SIZE_OF(Layer), SIZE_OF(Batch),
       SIZE_OF(Decoder), SIZE_OF(DecoderOutputs), SIZE_OF(DraftHead), SIZE_OF(HeadOutputs),
-      SIZE_OF(RoundModels), SIZE_OF(CarriedState), SIZE_OF(Drawing), SIZE_OF(DraftTerms), SIZE_OF(Drafts),
+      SIZE_OF(RoundModels), SIZE_OF(CarriedState), SIZE_OF(Drawing), SIZE_OF(DraftTerms), SIZE_OF(DraftOffsets), SIZE_OF(Drafts),
       SIZE_OF(Recent), SIZE_OF(Hooks), SIZE_OF(Accepted),
       {"PAGE_SIZE", kPage}, {"MOST_NODES", kMostNodes}, {"MOST_THREADS", Team::kMaxThreads},
+      {"AHEAD", kAhead}, {"HEAD_TEMPERATURE_PERCENT", kHeadTemperaturePercent},
       {nullptr, 0},
   };
   return all;

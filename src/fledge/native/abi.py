@@ -14,6 +14,8 @@ PAGE_SIZE = 32  # KV entries
 # no more children.
 MOST_NODES = 64
 MOST_THREADS = 64
+AHEAD = 2  # a head's row at position p proposes x[p + 2]
+HEAD_TEMPERATURE_PERCENT = 90  # of the target's temperature; see draft/race.py
 
 
 class Shape(Structure):
@@ -140,11 +142,22 @@ class DraftTerms(Structure):
     ]
 
 
+class DraftOffsets(Structure):
+    """Where each array of `Drafts` lies in its room, in bytes. round.h."""
+
+    _fields_ = [
+        *((n, c_int64) for n in ("proposed", "matched", "counts", "rates", "scores")),
+        *((n, c_int64) for n in ("token_ids", "parents", "depths", "masks", "log_probs")),
+        *((n, c_int64) for n in ("picked", "row_masks", "first", "row_start", "tokens", "positions")),
+    ]
+
+
 class Drafts(Structure):
     """Where a call writes its trees. round.h."""
 
     _fields_ = [
-        *((n, c_void_p) for n in ("integers", "floats", "smalls")),
+        ("room", c_void_p),
+        ("at", DraftOffsets),
         *((n, c_int64) for n in ("levels", "nodes", "rows")),
     ]
 
@@ -174,9 +187,15 @@ class Accepted(Structure):
 
 STRUCTURES = (
     *(Shape, Layer, Batch, Decoder, DecoderOutputs, DraftHead, HeadOutputs),
-    *(RoundModels, CarriedState, Drawing, DraftTerms, Drafts, Recent, Hooks, Accepted),
+    *(RoundModels, CarriedState, Drawing, DraftTerms, DraftOffsets, Drafts, Recent, Hooks, Accepted),
 )
-LIMITS = {"PAGE_SIZE": PAGE_SIZE, "MOST_NODES": MOST_NODES, "MOST_THREADS": MOST_THREADS}
+LIMITS = {
+    "PAGE_SIZE": PAGE_SIZE,
+    "MOST_NODES": MOST_NODES,
+    "MOST_THREADS": MOST_THREADS,
+    "AHEAD": AHEAD,
+    "HEAD_TEMPERATURE_PERCENT": HEAD_TEMPERATURE_PERCENT,
+}
 
 
 class _Mirrored(Structure):

@@ -122,8 +122,7 @@ struct Draft {  // of B requests
   }
 
   // The rows of the verify: each request's root, and `counts` nodes below it. An empty node is token 0.
-  void lay_out(Drafts* out) {
-    out->rows = c.requests + std::accumulate(made.counts(), made.counts() + c.requests, int64_t(0));
+  void lay_out_rows(const Drafts* out) {
     int64_t row = 0;
     made.row_start()[0] = 0;
     for (int64_t b = 0; b < c.requests; ++b) {
@@ -146,6 +145,8 @@ namespace fledge {
 
 int draft(const RoundModels& m, const CarriedState& c, const DraftTerms& t, const Drawing& draws, const Hooks& hooks,
           Drafts* out) {
+  out->nodes = out->rows = 0;
+  DraftArrays::lay_out(out, c.requests, t);
   DraftArrays made{*out, c.requests, t};
   Draft d{m, c, t, draws, hooks, made};
   if (int failed = d.begin()) return failed;
@@ -159,9 +160,11 @@ int draft(const RoundModels& m, const CarriedState& c, const DraftTerms& t, cons
   for (Growth& tree : s.trees) tree.add_proposal();
   d.share(static_cast<int64_t>(s.depths.size()) - 1);
   out->nodes = 1 + *std::max_element(made.counts(), made.counts() + c.requests);
+  out->rows = c.requests + std::accumulate(made.counts(), made.counts() + c.requests, int64_t(0));
+  DraftArrays::lay_out(out, c.requests, t);
   for (int64_t b = 0; b < c.requests; ++b)
     s.trees[b].select(s.depths.data(), made.counts()[b], out->nodes, made.tree(b));
-  d.lay_out(out);
+  d.lay_out_rows(out);
   return 0;
 }
 

@@ -85,7 +85,14 @@ void advance(const CarriedState& c, int64_t width) {
 
 extern "C" {
 
-// See `TorchRounds.decode`.
+int64_t fledge_draft_room(int64_t requests, const DraftTerms* t) {
+  Drafts largest{};
+  largest.nodes = t->nodes;
+  largest.rows = requests * t->nodes;
+  return DraftArrays::lay_out(&largest, requests, *t);
+}
+
+// See `TorchRound.run`.
 int fledge_round(const RoundModels* m, const CarriedState* c, const DraftTerms* t, const Drawing* draws,
                  const Recent* recent, const Hooks* hooks, Drafts* made, Accepted* out) {
   auto begun = std::chrono::steady_clock::now();

@@ -51,10 +51,20 @@ struct DraftTerms {  // what bounds a draft; see `Terms`
   int64_t points;
 };
 
-struct Drafts {  // what a draft leaves, in room for the largest one; see `DraftArrays`
-  int64_t* integers;
-  float* floats;
-  int32_t* smalls;
+// Where a draft's arrays lie, in bytes: of B requests, M proposed tokens, C candidates at most, N nodes, R rows of the
+// verify. `DraftArrays::lay_out` has their sizes.
+struct DraftOffsets {
+  int64_t proposed, matched, counts;            // int64 [B, M], [B], [B] nodes below the root
+  int64_t rates, scores;                        // float [B, M] log probabilities of the proposed, [B, C]
+  int64_t token_ids, parents, depths, masks;    // int64 [B, N]
+  int64_t log_probs;                            // float [B, N]
+  int64_t picked, row_masks, first;             // int64 [R] which of all nodes are rows, [R], [B] each request's row
+  int64_t row_start, tokens, positions;         // int32 [B + 1], [R], [R]
+};
+
+struct Drafts {  // what a draft leaves, in room for the largest one (`fledge_draft_room`)
+  char* room;
+  DraftOffsets at;
   int64_t levels, nodes, rows;
 };
 
@@ -88,6 +98,7 @@ struct Hooks {  // null: nothing
   VerifyHook verify;
 };
 
+int64_t fledge_draft_room(int64_t requests, const DraftTerms*);  // bytes that the largest draft needs
 // Returns 0, or what a hook returned to end the round.
 int fledge_round(const RoundModels*, const CarriedState*, const DraftTerms*, const Drawing*, const Recent*,
                  const Hooks*, Drafts*, Accepted*);
@@ -96,45 +107,65 @@ int fledge_round(const RoundModels*, const CarriedState*, const DraftTerms*, con
 
 namespace fledge {
 
-constexpr int64_t kAhead = 2;  // a head's row at position p proposes x[p + 2]
-constexpr float kHeadTemperature = 0.9f;  // see `HEAD_TEMPERATURE` in draft/race.py
+constexpr int64_t kAhead = 2;                 // a head's row at position p proposes x[p + 2]
+constexpr int64_t kHeadTemperaturePercent = 90;  // of the target's temperature, see draft/race.py
+constexpr float kHeadTemperature = kHeadTemperaturePercent / 100.0f;
 
 inline double seconds_since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// Where the arrays of `Drafts` lie, each right behind the one before it: B requests, M proposed tokens, C candidates at
-// most, N nodes, R rows of the verify. So nodes and rows have to be set before what lies behind arrays of their size is
-// asked for.
-//
-//     integers    proposed [B, M], matched [B], counts [B], token_ids, parents, depths and masks of the trees [B, N],
-//                 picked [R], row_masks [R], first [B]
-//     floats      rates [B, M], scores [B, C], log_probs [B, N]
-//     smalls      row_start [B + 1], tokens [R], positions [R]
+// The arrays of `Drafts`.
 struct DraftArrays {
   const Drafts& made;
   int64_t requests;  // B
   const DraftTerms& t;
 
-  int64_t candidates() const { return (t.depth ? t.topk + (t.depth - 1) * t.topk * t.topk : 0) + t.lookup; }
-  int64_t* proposed() const { return made.integers; }
-  int64_t* matched() const { return proposed() + requests * t.lookup; }
-  int64_t* counts() const { return matched() + requests; }  // of nodes below the root
-  int64_t* token_ids() const { return counts() + requests; }
-  int64_t* parents() const { return token_ids() + all_nodes(); }
-  int64_t* depths() const { return parents() + all_nodes(); }
-  int64_t* masks() const { return depths() + all_nodes(); }
-  int64_t* picked() const { return masks() + all_nodes(); }  // which of all nodes are rows
-  int64_t* row_masks() const { return picked() + made.rows; }
-  int64_t* first() const { return row_masks() + made.rows; }  // row of each request
+  // Sets the offsets, as far as `nodes` and `rows` are known; returns the bytes of all. Arrays come in the order in
+  // which their sizes become known, so that laying out again moves none that has been written.
+  static int64_t lay_out(Drafts* d, int64_t requests, const DraftTerms& t) {
+    int64_t end = 0, all_nodes = requests * d->nodes, copies = requests * t.lookup;
+    auto next = [&end](int64_t* at, int64_t count, int64_t size) {
+      *at = end;
+      end += (count * size + 7) / 8 * 8;
+    };
+    DraftOffsets& at = d->at;
+    next(&at.proposed, copies, 8);
+    next(&at.matched, requests, 8);
+    next(&at.counts, requests, 8);
+    next(&at.rates, copies, 4);
+    next(&at.scores, requests * candidates(t), 4);
+    for (int64_t* part : {&at.token_ids, &at.parents, &at.depths, &at.masks}) next(part, all_nodes, 8);
+    next(&at.log_probs, all_nodes, 4);
+    next(&at.picked, d->rows, 8);
+    next(&at.row_masks, d->rows, 8);
+    next(&at.first, requests, 8);
+    next(&at.row_start, requests + 1, 4);
+    next(&at.tokens, d->rows, 4);
+    next(&at.positions, d->rows, 4);
+    return end;
+  }
 
-  float* rates() const { return made.floats; }  // log probabilities of the proposed
-  float* scores() const { return rates() + requests * t.lookup; }
-  float* log_probs() const { return scores() + requests * candidates(); }
-
-  int32_t* row_start() const { return made.smalls; }
-  int32_t* tokens() const { return row_start() + requests + 1; }
-  int32_t* positions() const { return tokens() + made.rows; }
+  static int64_t candidates(const DraftTerms& t) {
+    return (t.depth ? t.topk + (t.depth - 1) * t.topk * t.topk : 0) + t.lookup;
+  }
+  int64_t candidates() const { return candidates(t); }
+  int64_t* proposed() const { return ids(made.at.proposed); }
+  int64_t* matched() const { return ids(made.at.matched); }
+  int64_t* counts() const { return ids(made.at.counts); }
+  int64_t* token_ids() const { return ids(made.at.token_ids); }
+  int64_t* parents() const { return ids(made.at.parents); }
+  int64_t* depths() const { return ids(made.at.depths); }
+  int64_t* masks() const { return ids(made.at.masks); }
+  int64_t* picked() const { return ids(made.at.picked); }
+  int64_t* row_masks() const { return ids(made.at.row_masks); }
+  int64_t* first() const { return ids(made.at.first); }
+  float* rates() const { return reinterpret_cast<float*>(made.room + made.at.rates); }
+  float* scores() const { return reinterpret_cast<float*>(made.room + made.at.scores); }
+  float* log_probs() const { return reinterpret_cast<float*>(made.room + made.at.log_probs); }
+  int32_t* row_start() const { return small(made.at.row_start); }
+  int32_t* tokens() const { return small(made.at.tokens); }
+  int32_t* positions() const { return small(made.at.positions); }
 
   Nodes tree(int64_t request) const {
     int64_t at = request * made.nodes;
@@ -147,7 +178,8 @@ struct DraftArrays {
   bool chains() const { return !made.levels || made.nodes == 1 || (t.topk == 1 && !std::min(t.lookup, made.nodes - 1)); }
 
  private:
-  int64_t all_nodes() const { return requests * made.nodes; }
+  int64_t* ids(int64_t at) const { return reinterpret_cast<int64_t*>(made.room + at); }
+  int32_t* small(int64_t at) const { return reinterpret_cast<int32_t*>(made.room + at); }
 };
 
 // Grows a tree for each request, and lays out the rows of their verify (draft.cpp). Returns as fledge_round.

@@ -39,9 +39,8 @@ from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.rounds.tree import Accepted
 from fledge.engine.sampling import draws
 from fledge.engine.selection import SelectionRows
+from fledge.native.abi import AHEAD
 from fledge.target.batch import PADDING_PAGE, ForwardBatch
-
-AHEAD = 2  # a head's row at position p proposes x[p + 2]
 
 
 class HeadSizes(NamedTuple):

@@ -1,8 +1,9 @@
-"""What a native round writes about its draft trees. Most of it is for the planner, which takes it apart later."""
+"""A native round's draft trees. Most of it is for the planner, which takes it apart later."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from ctypes import byref, c_int64
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from fledge.draft.tree import DraftTree
 from fledge.engine.drafters.proposal import Proposal
 from fledge.engine.shapes import TreeShape
 from fledge.native import abi
+from fledge.native.build import library
 
 
 class VerifyRows(NamedTuple):
@@ -28,21 +30,14 @@ class VerifyRows(NamedTuple):
 class NativeDraft:
     """A round's draft trees and all that is known of them (see `result.Drafts`).
 
-    A call wrote everything into one buffer; each part is cut out of it when it is first asked for.
+    A call writes everything into one buffer and says where each array lies; each is cut out when it is first used.
     """
 
     def __init__(self, requests: int, bound: TreeShape) -> None:
         """Room for trees within `bound`."""
         self._requests, self._bound = requests, bound
-        lookup, nodes = bound.lookup, requests * bound.nodes
-        integers = requests * (lookup + 3) + 6 * nodes
-        floats = integers + -(-(requests * (lookup + bound.candidates) + nodes) // 2)
-        smalls = floats + -(-(requests + 1 + 2 * nodes) // 2)
-        # One buffer for int64, then float32 and int32, of which two fit an int64.
-        self._room = torch.empty(smalls, dtype=torch.int64)
-        self._begins = integers, floats
-        at = self._room.data_ptr()
-        self.raw = abi.Drafts(at, at + 8 * integers, at + 8 * floats)
+        self._room = torch.empty(_room(requests, bound), dtype=torch.uint8)
+        self.raw = abi.Drafts(self._room.data_ptr())
 
     @property
     def rows(self) -> int:
@@ -57,64 +52,67 @@ class NativeDraft:
     @property
     def sizes(self) -> list[int]:
         """[B], nodes of each request below the root that hold a proposal."""
-        begin = self._requests * (self._bound.lookup + 1)
-        verified = self._room[begin : begin + self._requests]
+        verified = self._ids("counts", self._requests)
         sizes: list[int] = (self.tree.log_probs[:, 1:] > -torch.inf).sum(1).minimum(verified).tolist()
         return sizes
 
     @cached_property
     def tree(self) -> DraftTree:
         """N nodes per request."""
-        ids, parents, depths, ancestors = self._whole[3:7]
-        columns = ids, parents, depths, ancestors, self._probabilities[2]
-        return DraftTree(*(column.view(self._requests, self.raw.nodes) for column in columns))
+        shape = self._requests, int(self.raw.nodes)
+        ids = (self._ids(name, *shape) for name in ("token_ids", "parents", "depths", "masks"))
+        return DraftTree(*ids, self._floats("log_probs", *shape))
 
     @cached_property
     def levels(self) -> list[Tensor]:
         """Per drafted level: [B, C] cumulative log probabilities."""
-        scores = self._probabilities[1].view(self._requests, -1)
-        return list(scores.split_with_sizes([*self._grown, scores.shape[1] - sum(self._grown)], 1)[:-1])
+        topk, candidates = self._bound.topk, self._bound.candidates
+        grown = [topk if level == 0 else topk**2 for level in range(self.raw.levels)]
+        scores = self._floats("scores", self._requests, candidates)
+        return list(scores.split_with_sizes([*grown, candidates - sum(grown)], 1)[:-1])
 
     @cached_property
     def proposal(self) -> Proposal | None:
         """Prompt lookup's. It is there before the trees are."""
-        requests, copies = self._requests, self._requests * self._bound.lookup
-        if not copies:
+        shape = self._requests, self._bound.lookup
+        if not self._bound.lookup:
             return None
-        proposed, matched = _sections(self._room, [copies, requests])
-        (rates,) = _sections(self._room[self._begins[0] :].view(torch.float32), [copies])
-        return Proposal(proposed.view(requests, -1), rates.view(requests, -1), matched)
+        return Proposal(
+            self._ids("proposed", *shape), self._floats("rates", *shape), self._ids("matched", self._requests)
+        )
 
     @cached_property
     def ready(self) -> VerifyRows:
         """The rows of the verify."""
-        picked, masks, first = self._whole[7:]
-        row_start, tokens, positions = _sections(
-            self._room[self._begins[1] :].view(torch.int32), [self._requests + 1, self.rows, self.rows]
+        requests, rows = self._requests, self.rows
+        return VerifyRows(
+            self._small("row_start", requests + 1),
+            self._ids("first", requests),
+            self._ids("picked", rows),
+            self._small("tokens", rows),
+            self._small("positions", rows),
+            self._ids("row_masks", rows),
         )
-        return VerifyRows(row_start, first, picked, tokens, positions, masks)
 
-    @property
-    def _grown(self) -> list[int]:
-        topk = self._bound.topk
-        return [topk if level == 0 else topk**2 for level in range(self.raw.levels)]
+    def _ids(self, name: str, *shape: int) -> Tensor:
+        return self._cut(name, torch.int64, shape)
 
-    @cached_property
-    def _whole(self) -> list[Tensor]:
-        """The int64 parts, as in round.h: proposed, matched, counts, the tree's four, picked, masks, first."""
-        requests, all_nodes = self._requests, self._requests * self.raw.nodes
-        copies = requests * self._bound.lookup
-        sizes = [copies, requests, requests, *[all_nodes] * 4, self.rows, self.rows, requests]
-        return _sections(self._room, sizes)
+    def _floats(self, name: str, *shape: int) -> Tensor:
+        return self._cut(name, torch.float32, shape)
 
-    @cached_property
-    def _probabilities(self) -> list[Tensor]:
-        """The float32 parts: the proposals', the candidates', the tree's."""
-        requests, bound = self._requests, self._bound
-        sizes = [requests * bound.lookup, requests * bound.candidates, requests * self.raw.nodes]
-        return _sections(self._room[self._begins[0] :].view(torch.float32), sizes)
+    def _small(self, name: str, *shape: int) -> Tensor:
+        return self._cut(name, torch.int32, shape)
+
+    def _cut(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        begin = getattr(self.raw.at, name)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return self._room[begin : begin + size].view(dtype).view(shape)
 
 
-def _sections(buffer: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Consecutive parts of a flat tensor."""
-    return list(buffer.split_with_sizes([*sizes, len(buffer) - sum(sizes)])[:-1])
+@cache
+def _room(requests: int, bound: TreeShape) -> int:
+    """Bytes that trees within `bound` need at most."""
+    measure = library().fledge_draft_room
+    measure.restype = c_int64
+    terms = abi.DraftTerms(bound.depth, bound.topk, bound.nodes, bound.lookup)
+    return int(measure(c_int64(requests), byref(terms)))
