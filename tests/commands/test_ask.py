@@ -11,20 +11,18 @@ from fledge.base.console import console
 from fledge.base.errors import EngineError
 from fledge.commands.ask import answer
 from fledge.engine import Engine, Piece
+from fledge.target import TargetOptions
 
 
 def ask(question: str, target: Path) -> None:
     answer(
         question,
-        target=str(target),
+        target=TargetOptions(model=str(target), dtype="float32"),
         head=None,
         plain=True,
         max_tokens=5,
         temperature=0,
         seed=None,
-        dtype="float32",
-        device="cpu",
-        chat_template_kwargs={},
     )
 
 

@@ -238,7 +238,7 @@ def test_a_fixed_tree_is_one_tree_and_needs_a_head(
     serve = ("serve", tiny_target_folder, "--tree")
     assert "needs a draft head" in fledge.error(*serve, "4-4-16")
     assert "leave --plain out" in fledge.error(*serve, "4-4-16", "--plain")
-    assert "is one tree" in fledge.error(*serve, "4-4-16,2-4-8", "--head", "released")
+    assert "is not a tree shape" in fledge.error(*serve, "4-4-16,2-4-8", "--head", "released")
     assert "write depth-topk-nodes" in fledge.error(*serve, "4x4", "--head", "released")
     assert "fledge's own engine" in fledge.error(*serve, "4-4-16", "--engine", "vllm")
 
@@ -256,8 +256,8 @@ class Stranger: ...
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ("drafters_of_mine:Choosy", "can't be called without arguments"),
-        ("drafters_of_mine:Stranger", "is no class that derives from fledge.engine.Drafter"),
+        ("drafters_of_mine:Choosy", "calling it without arguments failed"),
+        ("drafters_of_mine:Stranger", "name a class that derives from fledge.engine.Drafter"),
         ("drafters_of_mine:Drafter.propose", "has no 'Drafter.propose'"),
         ("drafters_of_mine", "write module:name"),
         (

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fledge.heads import Head
 from fledge.learn import Card, Versions
 from fledge.target.target import Target
 from tests.commands.command import Fledge
@@ -26,7 +25,7 @@ def learned(tmp_path: Path, tiny_target_folder: Path) -> Path:
     return versions.folder
 
 
-def test_versions_are_listed_pinned_and_exported(fledge: Fledge, learned: Path, tmp_path: Path) -> None:
+def test_versions_are_listed_and_pinned(fledge: Fledge, learned: Path) -> None:
     first, second = fledge("learn", "list", "--learn-folder", learned).splitlines()
     assert "tau 1.25 -> 2.00 (+0.70 to +0.80)" in first
     assert second.endswith("served next")
@@ -35,8 +34,6 @@ def test_versions_are_listed_pinned_and_exported(fledge: Fledge, learned: Path, 
     assert first.endswith("pinned, served next")
     fledge("learn", "pin", "none", "--learn-folder", learned)
     assert Versions(learned).to_serve() == 2
-    fledge("learn", "export", "2", tmp_path / "mine", "--learn-folder", learned)
-    assert Head.load(str(tmp_path / "mine")).config.draft_vocab_size == 300
 
 
 def test_an_empty_folder_says_so(fledge: Fledge, tmp_path: Path) -> None:

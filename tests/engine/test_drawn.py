@@ -86,7 +86,7 @@ def requests_of(prompts: list[list[int]], settings: list[dict[str, Any]]) -> lis
 def name_next_tokens(engine: Engine, answers: list[Completion]) -> None:
     """Let the head's first levels hold the answers' next tokens, four times out of five; with any probability."""
     core, rng = engine._core, random.Random(5)
-    assert isinstance(core._rounds.backend, NativeRound)
+    assert isinstance(core._rounds.round, NativeRound)
     assert isinstance(core._drafter, Eagle)
     state, decode = core._drafter.view(4), core._rounds.decode
 

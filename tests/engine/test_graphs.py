@@ -74,7 +74,7 @@ def make_engine(target: Target, *, recorded: bool, seed: int = 3, max_batch: int
 
 
 def graphs_of(engine: Engine) -> GraphRound:
-    backend = engine._core._rounds.backend
+    backend = engine._core._rounds.round
     assert isinstance(backend, GraphRound)
     return backend
 
@@ -158,7 +158,7 @@ def test_padding_touches_no_page_of_a_request(
         prefix_cache=False, cuda_graphs=True,
     )  # fmt: skip
     core, rounds = engine._core, graphs_of(engine)
-    eagle, batch = rounds.drafter, core._batch
+    eagle, batch = core._drafter, core._batch
     assert isinstance(eagle, Eagle)
     params = SamplingParams(max_tokens=90, ignore_eos=True)
     ids = [engine.submit(prompt, params) for prompt in repetitive[:4]]

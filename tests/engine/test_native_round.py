@@ -116,10 +116,10 @@ def test_both_backends_leave_the_same(target: Target, head: Head, settings: str)
 
 def test_engines_on_the_kernels_use_them(target: Target, head: Head) -> None:
     """Else all of the above would compare Python with itself."""
-    assert isinstance(Engine(target, head)._core._rounds.backend, NativeRound)
-    assert isinstance(Engine(target)._core._rounds.backend, NativeRound)
+    assert isinstance(Engine(target, head)._core._rounds.round, NativeRound)
+    assert isinstance(Engine(target)._core._rounds.round, NativeRound)
     assert isinstance(
-        Engine(target, drafter=Lookup(), tree=TreeShape(4, 1, 5))._core._rounds.backend, TorchRound
+        Engine(target, drafter=Lookup(), tree=TreeShape(4, 1, 5))._core._rounds.round, TorchRound
     )
 
 
@@ -195,7 +195,7 @@ class Served(NamedTuple):
             engine = Engine(target, head, max_batch=5, kv_tokens=2048)
         core, rng, calls = engine._core, random.Random(1), count()
         rounds, batch = core._rounds, core._batch
-        assert isinstance(rounds.backend, NativeRound if native else TorchRound)
+        assert isinstance(rounds.round, NativeRound if native else TorchRound)
         decode = rounds.decode if native else Deciding(rounds).decode
         core._planner.pays = lambda requests: True  # type: ignore[method-assign]
         core._scheduler._rereads = lambda *_: True

@@ -20,8 +20,8 @@ from pydantic_core import ErrorDetails
 from fledge.base.errors import FledgeError, did_you_mean
 
 
-def whole(value: object) -> object:
-    """The int of a value that is a whole number, NumPy's included; for `Whole`."""
+def whole(value: object) -> int:
+    """The int of a value that is a whole number, NumPy's included; for `Whole`. Raises a ValueError."""
     if isinstance(value, bool | str):
         raise ValueError("use a whole number")
     try:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
+from fledge.base import options
 from fledge.base.errors import EngineError
 
 
 def whole(name: str, value: object, wanted: str = "a whole number") -> int:
     """`value` as an int; NumPy's integers are welcome, booleans and strings aren't."""
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    raise EngineError(f"{name} is {value!r}; use {wanted}")
+    try:
+        return options.whole(value)
+    except ValueError:
+        raise EngineError(f"{name} is {value!r}; use {wanted}") from None
 
 
 def number(name: str, value: object) -> float:

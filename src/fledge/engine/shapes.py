@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from fledge.base.errors import EngineError
-from fledge.engine.checks import whole
+from fledge.base.options import whole
 from fledge.native.abi import MOST_NODES
 
 # What the planner chooses from.
@@ -33,7 +33,10 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         for name in ("depth", "topk", "nodes", "lookup"):
-            object.__setattr__(self, name, whole(f"a tree's {name}", getattr(self, name)))
+            try:
+                object.__setattr__(self, name, whole(getattr(self, name)))
+            except ValueError as error:
+                raise EngineError(f"a tree's {name} is {getattr(self, name)!r}; {error}") from None
         if self.depth < 0 or self.topk < 1 or self.nodes < 1 or self.lookup < 0:
             raise EngineError(
                 f"{self} is not a tree; use a depth of 0 or more and at least one child and node"

@@ -139,8 +139,8 @@ def serve_recorded(gpu: FakeGpu, device: torch.device, options: list[dict[str, A
     submit(core, 3, options[0])
     for _ in range(2):
         core.step()
-    assert isinstance(parts.rounds.backend, graphs.GraphRound)
-    assert parts.rounds.backend.replayed == 6
+    assert isinstance(parts.rounds.round, graphs.GraphRound)
+    assert parts.rounds.round.replayed == 6
 
 
 def falling_behind(gpu: FakeGpu, device: torch.device, requests: int, more: int) -> None:

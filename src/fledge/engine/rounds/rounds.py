@@ -1,6 +1,6 @@
-"""Rounds of the running batch: one of the backends, and the drafter's bookkeeping between rounds.
+"""Rounds of the running batch: one kind of `Round`, and the drafter's bookkeeping between rounds.
 
-A backend is a `Round`: torch.py defines it, native.py does the same in one C++ call, graphs.py replays recordings. Only
+torch.py defines a `Round`, native.py does the same in one C++ call, graphs.py replays recordings. Only
 build.py knows which one runs.
 """
 
@@ -39,12 +39,12 @@ class Round(Protocol):
 
 
 class Rounds:
-    """Rounds by any backend."""
+    """Rounds of any kind."""
 
     def __init__(
-        self, backend: Round, batch: RunningBatch, drafter: Drafter | None, clock: PhaseClock
+        self, round_: Round, batch: RunningBatch, drafter: Drafter | None, clock: PhaseClock
     ) -> None:
-        self.backend, self.batch, self.drafter, self.clock = backend, batch, drafter, clock
+        self.round, self.batch, self.drafter, self.clock = round_, batch, drafter, clock
 
     def decode(self, plan: RoundPlan) -> RoundResult:
         """One round of the running requests, after the drafter has read what it left out, if it is to draft."""
@@ -54,10 +54,10 @@ class Rounds:
         if drafter is not None and plan.drafts:
             drafter.catch_up(batch)
             late = self.clock.lap("extend")
-        done = self.backend.run(plan)
+        done = self.round.run(plan)
         if drafter is not None:
             if not plan.drafts and batch.speculating().some:
-                drafter.fell_behind(self.backend.passed(done))
+                drafter.fell_behind(self.round.passed(done))
             pending, restarted = drafter.behind(batch.size)
         return RoundResult(
             done.emitted, done.logprobs, done.drafted, done.path, pending, restarted, late, done.states
