@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fledge.target.rope import rope_tables
-from fledge.train.blocks import Inputs, Sizes, make_blocks
+from fledge.train.blocks import Gradients, Inputs, Sizes, make_blocks
 from fledge.train.kernels import Kernels
 from fledge.train.kernels_compiled import CompiledKernels, kernels_for
 from fledge.train.kernels_torch import TorchKernels
@@ -129,7 +129,7 @@ def test_attention_on_a_padded_block(steps: int):
         with bf16_products(torch.bfloat16):
             kernels.attend(block, given, output, log_sum)
             grads = [t.new_empty(t.shape) for t in (query, *others)]
-            kernels.attend_back(block, given, output, log_sum, slope, grads[0], grads[1:])
+            kernels.attend_back(block, given, Gradients(output, log_sum, slope, grads[0], grads[1:]))
         found.append((output, log_sum, *grads))
     for fast, plain in zip(*found, strict=True):
         assert_close(fast, plain)

@@ -6,12 +6,11 @@ memory. tests/train/test_kernels.py compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from fledge.train.blocks import Block, Inputs
+from fledge.train.blocks import Block, Gradients, Inputs
 
 
 class Normed(NamedTuple):
@@ -72,14 +71,5 @@ class Kernels(Protocol):
     def attend(self, block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
         """The unroll's attention: fill the block's rows of output [S, heads * D] and log_sum [S, heads]."""
 
-    def attend_back(
-        self,
-        block: Block,
-        inputs: Inputs,
-        output: Tensor,
-        log_sum: Tensor,
-        d_output: Tensor,
-        d_query: Tensor,
-        d_others: Sequence[Tensor],
-    ) -> None:
+    def attend_back(self, block: Block, inputs: Inputs, gradients: Gradients) -> None:
         """Fill the block's rows of all gradients."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fledge.train import attention_torch
-from fledge.train.blocks import Block, Inputs
+from fledge.train.blocks import Block, Gradients, Inputs
 from fledge.train.kernels import LogitMeasures, Normed
 
 
@@ -75,14 +73,5 @@ class TorchKernels:
     def attend(self, block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
         attention_torch.attend(block, inputs, output, log_sum)
 
-    def attend_back(
-        self,
-        block: Block,
-        inputs: Inputs,
-        output: Tensor,
-        log_sum: Tensor,
-        d_output: Tensor,
-        d_query: Tensor,
-        d_others: Sequence[Tensor],
-    ) -> None:
-        attention_torch.attend_back(block, inputs, output, log_sum, d_output, d_query, d_others)
+    def attend_back(self, block: Block, inputs: Inputs, gradients: Gradients) -> None:
+        attention_torch.attend_back(block, inputs, gradients)
