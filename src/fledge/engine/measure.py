@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import torch
 
-from fledge.draft.runner import HeadRunner
 from fledge.engine.drafters.eagle import Eagle
 from fledge.engine.flight import seconds_of
 from fledge.engine.forwards import TargetForward
 from fledge.engine.planner.cost import CostCurve, CostModel
 from fledge.engine.rounds.graphs import Recorder, record
-from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, TreeShape
+from fledge.engine.shapes import MAX_DEPTH, MAX_NODES
 from fledge.target.batch import Decoder, ForwardBatch
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32)  # and on in powers of two
 _CONTEXT = 128  # tokens of prefix a measured row sees
-_ALONE = 512  # tokens of context of the engine in which `rounds_over_plain` measures
 _TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # most rows per request while measuring: a tree's nodes, a level's
 _REPEATS = 3
 _BUDGET_SECONDS = 0.25  # of a curve's first timings: once they took so long, larger sizes are extrapolated
@@ -57,24 +55,6 @@ def measure_cost(
         return eagle.runner.forward(batch, eagle.kv, features=None, hidden=rows, k=topk)
 
     return CostModel(curves[key], _measure(sizes, _HEAD_WIDTH, run_head, target, recorder))
-
-
-def rounds_over_plain(
-    decoder: Decoder, head: HeadRunner, shapes: Collection[TreeShape]
-) -> dict[TreeShape, float]:
-    """How long a round of one request takes with each of these trees, in plain steps, measured now."""
-    from fledge.engine.build import build_parts  # which measures costs by this module
-    from fledge.engine.options import EngineOptions
-
-    largest = max(shapes, key=lambda shape: shape.nodes)
-    context = min(_ALONE, decoder.config.max_position_embeddings)
-    parts = build_parts(
-        decoder, head, EngineOptions(max_batch=1, max_context=context, tree=largest, prefill_rows=_ALONE)
-    )
-    assert isinstance(parts.drafter, Eagle)
-    cost = measure_cost(parts.target, parts.drafter, -(-largest.nodes // MAX_NODES))
-    plain = max(cost.plain_seconds(1), 1e-9)
-    return {shape: cost.round_seconds(1, shape) / plain for shape in shapes}
 
 
 def sizes_up_to(max_rows: int) -> list[int]:

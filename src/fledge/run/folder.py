@@ -36,7 +36,7 @@ DONE_NAME = "done.json"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageResult:
     """A finished stage's result: a line for the console, and figures for the report."""
 
     line: str
