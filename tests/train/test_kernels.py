@@ -10,11 +10,10 @@ from fledge.target.rope import rope_tables
 from fledge.train.blocks import Gradients, Inputs, Sizes, make_blocks
 from fledge.train.kernels import Kernels
 from fledge.train.kernels_compiled import CompiledKernels, kernels_for
-from fledge.train.kernels_torch import TorchKernels
 from fledge.train.learner import bf16_products
 from fledge.train.workspace import Workspace
 
-COMPILED, PLAIN = kernels_for(torch.bfloat16, torch.device("cpu")), TorchKernels()
+COMPILED, PLAIN = kernels_for(torch.bfloat16, torch.device("cpu")), Kernels()
 pytestmark = pytest.mark.skipif(
     not isinstance(COMPILED, CompiledKernels),
     reason="kernels: those of training are off or can't be compiled",
