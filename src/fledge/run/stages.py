@@ -66,8 +66,7 @@ class Stage:
     fingerprint: Callable[[Run], Fingerprint]
     work: Callable[[Run, Progress], StageResult]
     needs: tuple[str, ...] = ()
-    products: tuple[str, ...] = ()  # files that a finished stage must have
-    extras: tuple[str, ...] = ()  # likewise, but not in every run
+    products: tuple[str, ...] = ()  # files whose checksums are recorded, if the run has them
     always: bool = False  # repeated in every run, as it is cheap
     restarts: bool = False  # restarts after an interruption, so earlier inputs don't matter
     claims: bool = False  # the work itself writes fingerprint.json when it can start
@@ -278,8 +277,7 @@ STAGES = (
         "prompts",
         lambda run: prompts_fingerprint(run.target, run.prompt_options, run.privacy),
         _prompts,
-        products=("prompts/manifest.json",),
-        extras=("prompts/selection.json",),
+        products=("prompts/manifest.json", "prompts/selection.json"),
     ),
     Stage(
         "respond",
@@ -295,7 +293,7 @@ STAGES = (
         lambda run: features_fingerprint(run.target, run.url("conversations"), run.recipe.features),
         _features,
         needs=("respond",),
-        extras=("features/manifest.json",),
+        products=("features/manifest.json",),
     ),
     Stage(
         "train",
@@ -303,8 +301,7 @@ STAGES = (
         _train_fingerprint,
         _train,
         needs=("features",),
-        products=("head/config.json", "head/model.safetensors", "train/metrics.jsonl"),
-        extras=("head/checksums.json",),
+        products=("head/config.json", "head/model.safetensors", "head/checksums.json", "train/metrics.jsonl"),
         claims=True,
     ),
     Stage(
