@@ -369,9 +369,9 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
            "data/test_openings.py"),
     ),
     "train": (
-        _m("uncounted-rows-are-learnt", "train/kernels_torch.py",
+        _m("uncounted-rows-are-learnt", "train/kernels.py",
            ".masked_fill_(~counted[:, None], 0))", ")", "train/test_functions.py train/test_kernels.py"),
-        _m("uncounted-rows-are-learnt-in-place", "train/kernels_torch.py",
+        _m("uncounted-rows-are-learnt-in-place", "train/kernels.py",
            "        logits[~counted] = 0\n", "", "train/test_functions.py train/test_kernels.py"),
         _m("step-loss-is-a-sum", "train/learner.py",
            "step_weights[step] / counts[step]", "step_weights[step]",

@@ -227,7 +227,7 @@ def test_a_changed_digit_of_a_record_is_noticed(folder: str, name: str) -> None:
 
 
 def test_a_manifest_without_a_checksum_is_read(folder: str) -> None:
-    """As older versions wrote it."""
+    """As those of data/ are."""
     manifest = Manifest.load(folder).write_shard("part-0.bin", b"abc", records=1, tokens=1)
     url = storage.join(folder, "manifest.json")
     storage.write_json(url, {k: v for k, v in storage.read_json(url).items() if k != "sha256"})

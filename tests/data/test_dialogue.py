@@ -12,7 +12,7 @@ from fledge.data import RespondOptions
 from fledge.data.contract import _answer
 from fledge.data.conversations import Answered
 from fledge.data.dialogue import DialogueJobs
-from fledge.data.prompt_store import Prompt
+from fledge.data.prompt_store import TrainingPrompt
 from fledge.data.reasoning import as_sent_back
 from fledge.data.tool_use import calls_in
 from fledge.data.turns import decode_all
@@ -35,11 +35,13 @@ def calling(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target.load(str(save_tiny_target(folder, shape=TinyShape(layers=1), chat_template=template)))
 
 
-def prompt(turns: list[str], **fields: Any) -> Prompt:
-    return Prompt("p", "log", "general", turns, 0, "own", **fields)
+def prompt(turns: list[str], **fields: Any) -> TrainingPrompt:
+    return TrainingPrompt("p", "log", "general", turns, 0, "own", **fields)
 
 
-def converse(target: Target, asked: Prompt, answers: list[str], **options: Any) -> tuple[Answered, list[str]]:
+def converse(
+    target: Target, asked: TrainingPrompt, answers: list[str], **options: Any
+) -> tuple[Answered, list[str]]:
     """The outcome, and each text that the target continued."""
     chosen = RespondOptions(temperatures={0.0: 1.0}, **options)
     job = DialogueJobs(target, chosen, vocabulary=target.config.vocab_size).job(asked)

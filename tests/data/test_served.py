@@ -12,9 +12,9 @@ import pytest
 
 from fledge.base.errors import DataError
 from fledge.base.storage import Manifest
-from fledge.data import AnswerServer, RespondOptions, ServerOptions, read_conversations, respond
+from fledge.data import AnswerServer, AnswerServerOptions, RespondOptions, read_conversations, respond
 from fledge.data.generation import Generation
-from fledge.data.prompt_store import Prompt, PromptWriter
+from fledge.data.prompt_store import PromptWriter, TrainingPrompt
 from fledge.data.responses import RespondSummary
 from fledge.engine import Engine, SamplingParams
 from fledge.server.options import ServerOptions as ServingOptions
@@ -34,7 +34,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
         [f"Tell me a story about {n} ships"] + (["And then what?"] if n % 2 else []) for n in range(COUNT)
     ]
     PromptWriter(folder).write(
-        [Prompt(f"p{n}", "log", "chat", t, n, "own") for n, t in enumerate(texts)], [], 0
+        [TrainingPrompt(f"p{n}", "log", "chat", t, n, "own") for n, t in enumerate(texts)], [], 0
     )
     return folder
 
@@ -64,7 +64,7 @@ def ask(
     server.fault = fault or (lambda number, body, reply: reply)
     server.requests = 0
     with server.serving() as url:
-        chosen = ServerOptions(url=url, **{"concurrency": 3, "backoff_s": 0.0, "retries": 2, **options})
+        chosen = AnswerServerOptions(url=url, **{"concurrency": 3, "backoff_s": 0.0, "retries": 2, **options})
         made = AnswerServer(target, chosen, pause=lambda seconds: None)
         return respond(target, made, prompts, OPTIONS, str(folder))
 
@@ -81,7 +81,7 @@ def test_a_server_gives_the_engines_ids(
 def test_fledges_own_server_answers(target: Target, prompts: str, undisturbed: Path, tmp_path: Path) -> None:
     own = Engine(target, max_batch=4, max_context=1280, kv_tokens=8192)
     with running(own, ServingOptions(port=0)) as served:
-        made = AnswerServer(target, ServerOptions(url=served.url, concurrency=3))
+        made = AnswerServer(target, AnswerServerOptions(url=served.url, concurrency=3))
         respond(target, made, prompts, OPTIONS, str(tmp_path))
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
 
@@ -151,7 +151,7 @@ def test_the_pause_a_busy_server_asks_for_is_kept(
     server.requests = 0
     server.fault = lambda number, body, reply: 429 if number == 0 else 503 if number == 1 else reply
     with server.serving() as url:
-        made = AnswerServer(target, ServerOptions(url=url, concurrency=1), pauses.append)
+        made = AnswerServer(target, AnswerServerOptions(url=url, concurrency=1), pauses.append)
         respond(target, made, prompts, OPTIONS, str(tmp_path))
     assert pauses == [7.0, 2.0]
 
@@ -227,7 +227,7 @@ def test_the_same_server_answers_on_after_the_stage_was_stopped(
 
     server.fault = lambda number, body, reply: reply
     with server.serving() as url:
-        made = AnswerServer(target, ServerOptions(url=url, concurrency=3))
+        made = AnswerServer(target, AnswerServerOptions(url=url, concurrency=3))
         with pytest.raises(KeyboardInterrupt):
             respond(target, made, prompts, OPTIONS, str(tmp_path), stopped)
         summary = respond(target, made, prompts, OPTIONS, str(tmp_path))
@@ -236,10 +236,10 @@ def test_the_same_server_answers_on_after_the_stage_was_stopped(
 
 
 def test_actors_share_a_servers_limits() -> None:
-    whole = ServerOptions(url="http://x", concurrency=10, requests_per_second=6.0, token_budget=100)
+    whole = AnswerServerOptions(url="http://x", concurrency=10, requests_per_second=6.0, token_budget=100)
     share = whole.share_of(4)
     assert (share.concurrency, share.requests_per_second, share.token_budget) == (2, 1.5, 25)
-    assert ServerOptions(url="http://x", concurrency=2).share_of(4) == ServerOptions(
+    assert AnswerServerOptions(url="http://x", concurrency=2).share_of(4) == AnswerServerOptions(
         url="http://x", concurrency=1
     )
 
@@ -304,7 +304,7 @@ def test_as_many_requests_are_under_way_as_the_recipe_says(target: Target, serve
     server.fault = answers_once_all_are_there
     wanted = Generation([5, 6, 7], SamplingParams(max_tokens=1, temperature=0.0, seed=0))
     with server.serving() as url, ThreadPoolExecutor(most) as pool:
-        made = AnswerServer(target, ServerOptions(url=url, concurrency=most))
+        made = AnswerServer(target, AnswerServerOptions(url=url, concurrency=most))
         answers = list(pool.map(made.complete, [wanted] * most))
     assert {len(answer.token_ids) for answer in answers} == {1}
 
@@ -329,9 +329,9 @@ def test_text_alone_is_taken_where_it_round_trips(
 
 def test_without_any_server_the_error_names_it(target: Target) -> None:
     with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 can't be reached \(.*1 attempt\)"):
-        AnswerServer(target, ServerOptions(url="http://127.0.0.1:9"))
+        AnswerServer(target, AnswerServerOptions(url="http://127.0.0.1:9"))
     with pytest.raises(DataError, match=r"http://gpu:PORT isn't a valid address"):
-        AnswerServer(target, ServerOptions(url="http://gpu:PORT"))
+        AnswerServer(target, AnswerServerOptions(url="http://gpu:PORT"))
 
 
 def test_the_key_is_sent_and_a_missing_one_is_named(
@@ -342,20 +342,22 @@ def test_the_key_is_sent_and_a_missing_one_is_named(
     monkeypatch.setenv("WRONG_KEY", "secrét")
     with server.serving() as url:
         for place in (url, f"{url}/v1/"):
-            assert AnswerServer(target, ServerOptions(url=place, api_key_env="SERVER_KEY")).model == "tiny"
+            assert (
+                AnswerServer(target, AnswerServerOptions(url=place, api_key_env="SERVER_KEY")).model == "tiny"
+            )
         with pytest.raises(DataError, match=r"status 401.*api_key_env"):
-            AnswerServer(target, ServerOptions(url=url))
+            AnswerServer(target, AnswerServerOptions(url=url))
         with pytest.raises(DataError, match=r"names OTHER_KEY, which isn't set"):
-            AnswerServer(target, ServerOptions(url=url, api_key_env="OTHER_KEY"))
+            AnswerServer(target, AnswerServerOptions(url=url, api_key_env="OTHER_KEY"))
         with pytest.raises(DataError, match=r"names WRONG_KEY, which holds characters that no key has"):
-            AnswerServer(target, ServerOptions(url=url, api_key_env="WRONG_KEY"))
+            AnswerServer(target, AnswerServerOptions(url=url, api_key_env="WRONG_KEY"))
 
 
 def test_the_rate_is_kept(target: Target, server: CompletionServer, prompts: str, tmp_path: Path) -> None:
     pauses: list[float] = []
     server.fault = lambda number, body, reply: reply
     with server.serving() as url:
-        options = ServerOptions(url=url, concurrency=1, requests_per_second=0.01)
+        options = AnswerServerOptions(url=url, concurrency=1, requests_per_second=0.01)
         respond(target, AnswerServer(target, options, pauses.append), prompts, OPTIONS, str(tmp_path))
     assert len(pauses) >= COUNT
     assert sorted(pauses) == pauses

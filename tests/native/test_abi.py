@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fledge.native import abi, build
-from fledge.train import kernels
+from fledge.train import library
 
 needs_kernels = pytest.mark.kernels
-FOLDERS = (Path(abi.__file__).parent, Path(kernels.__file__).parent)
+FOLDERS = (Path(abi.__file__).parent, Path(library.__file__).parent)
 SOURCES = "\n".join(
     p.read_text("utf-8") for f in FOLDERS for p in sorted(f.iterdir()) if p.suffix in (".h", ".cpp")
 )
@@ -26,7 +26,7 @@ def fields_in_cpp(structure: str) -> list[str]:
     return [re.findall(r"\w+", name)[-1] for name in re.split("[,;]", text) if name.strip()]
 
 
-@pytest.mark.parametrize("structure", [*abi.STRUCTURES, kernels.FledgeBlock], ids=lambda s: s.__name__)
+@pytest.mark.parametrize("structure", [*abi.STRUCTURES, library.FledgeBlock], ids=lambda s: s.__name__)
 def test_the_fields_stand_in_the_order_of_the_cpp_source(structure: type[Structure]) -> None:
     assert [field[0] for field in structure._fields_] == fields_in_cpp(structure.__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fledge.native import build
-from fledge.train import kernels
+from fledge.train import library
 from tests.native.test_build import COMPILER, FLAGS, write_sources
 from tests.test_makefile import program
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 def without_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a compiler, whose wheel has the libraries in the folder."""
     monkeypatch.setattr(build, "PREBUILT", tmp_path)
-    monkeypatch.setattr(kernels, "find_compiler", lambda: None)
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
     monkeypatch.setattr(build, "find_compiler", lambda: None)
     return tmp_path
 
@@ -38,17 +38,17 @@ def add(folder: Path, built: Path, name: str) -> Path:
 def test_without_a_compiler_the_wheels_libraries_are_loaded(without_compiler: Path) -> None:
     isa = build.available_isas()[-1]
     assert build._load.__wrapped__(isa)[1].startswith("no C++ compiler was found (install g++, or pip")
-    assert kernels._library.__wrapped__() is None
+    assert library.load_library.__wrapped__() is None
     add(without_compiler, build.compile_kernels(COMPILER, isa), f"fledge-{isa}")
     try:
-        trains = build.compile_library(COMPILER, "train", Path(kernels.__file__).parent, kernels.TRAIN_FLAGS)
+        trains = build.compile_library(COMPILER, "train", Path(library.__file__).parent, library.TRAIN_FLAGS)
     except RuntimeError as error:
         pytest.skip(f"no OpenMP: {error}")
     add(without_compiler, trains, f"train-{isa}")
-    library, reason = build._load.__wrapped__(isa)
+    loaded, reason = build._load.__wrapped__(isa)
     assert reason == ""
-    assert library._name.startswith(str(without_compiler))
-    assert kernels._library.__wrapped__()._name.startswith(str(without_compiler))
+    assert loaded._name.startswith(str(without_compiler))
+    assert library.load_library.__wrapped__()._name.startswith(str(without_compiler))
 
 
 @pytest.mark.skipif(not COMPILER, reason="kernels: no C++ compiler was found")

@@ -9,7 +9,7 @@ import pytest
 
 from fledge.base.errors import EngineError
 from fledge.native import build, cgroup
-from fledge.train import kernels
+from fledge.train import library
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_what_is_no_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("value", ["off", "false", "avx512"])
 def test_unknown_kernels_are_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FLEDGE_NATIVE", value)
-    for asked in (build.unavailable_reason, kernels._library.__wrapped__):
+    for asked in (build.unavailable_reason, library.load_library.__wrapped__):
         with pytest.raises(EngineError, match=r"FLEDGE_NATIVE is .* use 0"):
             asked()

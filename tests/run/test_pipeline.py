@@ -360,19 +360,6 @@ def test_half_of_the_conversations_without_their_fingerprint_are_not_taken_for_a
     assert (conversations / "conversations-00003.parquet").read_bytes() == before
 
 
-def test_what_an_older_version_left_without_checksums_is_used(
-    run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (run_copy / "head" / "checksums.json").unlink()
-    recipe_file = run_copy / "recipe.yaml"
-    recipe_file.write_text(recipe_file.read_text().partition("\n")[2])
-    for path in (*run_copy.glob("*/done.json"), *run_copy.rglob("manifest.json")):
-        known = json.loads(path.read_text())
-        path.write_text(json.dumps({k: v for k, v in known.items() if k not in ("sha256", "files")}))
-    run_pipeline(Run(load_recipe(str(recipe_file)), str(run_copy)))
-    assert capsys.readouterr().out.count("done before") == len(STAGES) - 1
-
-
 def test_a_damaged_load_test_is_named_in_the_report(run_copy: Path, recipe: Recipe) -> None:
     close_load(load_result(), str(run_copy), "fledge bench server")
     run_stage(Run(recipe, str(run_copy)), "report")

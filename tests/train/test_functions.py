@@ -16,13 +16,13 @@ from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
 from fledge.train.blocks import Sizes, make_blocks
 from fledge.train.functions import AddShifted, Linear, RmsNorm, Rope, SwiGlu, TakeRows
-from fledge.train.kernels_torch import TorchKernels
+from fledge.train.kernels import Kernels
 from fledge.train.loss import LossFunction, own_loss_gradient_, step_loss, teacher_probabilities
 from fledge.train.weights import TrainableWeights
 from fledge.train.workspace import Workspace
 
 ROWS = 1100  # more than one piece
-KERNELS = TorchKernels()
+KERNELS = Kernels()
 
 
 def weights(**tensors: Tensor) -> TrainableWeights:

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from fledge.target.rope import rope_tables
-from fledge.train.blocks import Inputs, Sizes, make_blocks
+from fledge.train.blocks import Gradients, Inputs, Sizes, make_blocks
 from fledge.train.kernels import Kernels
 from fledge.train.kernels_compiled import CompiledKernels, kernels_for
-from fledge.train.kernels_torch import TorchKernels
 from fledge.train.learner import bf16_products
 from fledge.train.workspace import Workspace
 
-COMPILED, PLAIN = kernels_for(torch.bfloat16, torch.device("cpu")), TorchKernels()
+COMPILED, PLAIN = kernels_for(torch.bfloat16, torch.device("cpu")), Kernels()
 pytestmark = pytest.mark.skipif(
     not isinstance(COMPILED, CompiledKernels),
     reason="kernels: those of training are off or can't be compiled",
@@ -129,7 +128,7 @@ def test_attention_on_a_padded_block(steps: int):
         with bf16_products(torch.bfloat16):
             kernels.attend(block, given, output, log_sum)
             grads = [t.new_empty(t.shape) for t in (query, *others)]
-            kernels.attend_back(block, given, output, log_sum, slope, grads[0], grads[1:])
+            kernels.attend_back(block, given, Gradients(output, log_sum, slope, grads[0], grads[1:]))
         found.append((output, log_sum, *grads))
     for fast, plain in zip(*found, strict=True):
         assert_close(fast, plain)

@@ -14,7 +14,7 @@ from torch import Tensor, multiprocessing
 
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
-from fledge.train.parallel import Team
+from fledge.train.parallel import Ranks
 from fledge.train.sharded import ShardedMasters
 from fledge.train.weights import TrainableWeights
 from tests.base.forked import preload
@@ -48,9 +48,9 @@ def train_split(rank: int, port: int, optimizer: str, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(PROCESSES)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    team = Team.from_environment(torch.device("cpu"))
+    ranks = Ranks.from_environment(torch.device("cpu"))
     weights, _ = made(options_of(optimizer))
-    weights.distribute(team, "fsdp")
+    weights.distribute(ranks, "fsdp")
     updates = Optimizer(weights, options_of(optimizer), STEPS)
     assert isinstance(weights.masters, ShardedMasters)
     size = weights.grad.numel()
@@ -67,15 +67,15 @@ def train_split(rank: int, port: int, optimizer: str, folder: str) -> None:
         if step == CHECKPOINT:
             updates.keep()
             state = updates.state()
-            if team.leads:
+            if ranks.leads:
                 save_file(state, f"{folder}/state.safetensors")
             else:
                 assert not sum(tensor.numel() for tensor in state.values())
     found = weights.tensors() | {f"best.{n}": t for n, t in weights.tensors(updates.best).items()}
     found |= {"compute": weights.compute, "norms": torch.tensor(norms)}
-    if team.leads:
+    if ranks.leads:
         save_file(found, f"{folder}/found.safetensors")
-    team.wait()
+    ranks.wait()
     dist.destroy_process_group()
 
 

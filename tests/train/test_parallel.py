@@ -15,7 +15,7 @@ import pytest
 from fledge.features import SampleInfo
 from fledge.heads import Head
 from fledge.train import TrainOptions, train
-from fledge.train.parallel import Team
+from fledge.train.parallel import Ranks
 from tests.base.forked import forked
 from tests.heads.tiny_head import load_tiny_target
 from tests.train.test_trainer import OPTIONS, features, files, run, target
@@ -67,13 +67,13 @@ def train_together(
 def test_shares_are_disjoint_whole_and_even():
     infos = [SampleInfo(0, i, "train", "", 0.0, 20 + i, 10) for i in range(30)]
     for size in (2, 3, 8):
-        shares = [Team(rank, size).share(infos) for rank in range(size)]
+        shares = [Ranks(rank, size).share(infos) for rank in range(size)]
         assert [info for share in shares for info in share] == infos
         tokens = [sum(info.tokens for info in share) for share in shares]
         assert max(tokens) - min(tokens) <= 2 * 50
     one = infos[:1]
-    assert sorted(len(Team(rank, 2).share(one)) for rank in range(2)) == [0, 1]
-    assert Team().share(infos) == infos
+    assert sorted(len(Ranks(rank, 2).share(one)) for rank in range(2)) == [0, 1]
+    assert Ranks().share(infos) == infos
 
 
 @pytest.mark.parametrize(("parallel", "optimizer"), [("ddp", "adamw"), ("fsdp", "muon")])

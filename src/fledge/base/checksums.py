@@ -1,4 +1,4 @@
-"""Checksums stored inside the file they protect. A file without one comes from a user or an older version."""
+"""Checksums stored inside the file they protect. A file without one is a user's, or of data/."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fledge.base.console import StageProgress, print_table, say
 from fledge.engine import TreeShape
-from fledge.engine.build import rounds_over_plain
+from fledge.engine.round_cost import rounds_over_plain
 from fledge.heads import head_runner
 from fledge.released import load_head
 from fledge.run.folder import Run

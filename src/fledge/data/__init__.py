@@ -13,10 +13,10 @@ if TYPE_CHECKING:
         conversation_statistics,
         read_conversations,
     )
-    from fledge.data.options import Opening, Progress, PromptOptions, RespondOptions, ServerOptions
+    from fledge.data.options import AnswerServerOptions, Opening, Progress, PromptOptions, RespondOptions
     from fledge.data.overlap import EvaluationIndex, read_evaluation_texts
     from fledge.data.privacy import PrivacyFilter, PrivacyOptions
-    from fledge.data.prompt_store import Prompt, PromptSummary, prompt_summary, read_prompts
+    from fledge.data.prompt_store import PromptSummary, TrainingPrompt, prompt_summary, read_prompts
     from fledge.data.prompts import make_prompts, prompts_fingerprint
     from fledge.data.responses import RespondSummary, respond, respond_fingerprint
     from fledge.data.served import AnswerServer
@@ -26,6 +26,7 @@ else:
 
 __all__ = [
     "AnswerServer",
+    "AnswerServerOptions",
     "Conversation",
     "ConversationStatistics",
     "EvaluationIndex",
@@ -33,14 +34,13 @@ __all__ = [
     "PrivacyFilter",
     "PrivacyOptions",
     "Progress",
-    "Prompt",
     "PromptOptions",
     "PromptSummary",
     "RespondOptions",
     "RespondSummary",
-    "ServerOptions",
     "SourceOptions",
     "Split",
+    "TrainingPrompt",
     "conversation_shards",
     "conversation_statistics",
     "make_prompts",

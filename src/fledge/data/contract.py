@@ -18,7 +18,7 @@ from fledge.base.errors import TargetError
 from fledge.data.conversations import Conversation
 from fledge.data.dialogue import REFUSED, DialogueJobs
 from fledge.data.options import RespondOptions
-from fledge.data.prompt_store import Prompt
+from fledge.data.prompt_store import TrainingPrompt
 from fledge.data.reasoning import as_sent_back
 from fledge.data.served import no_stats
 from fledge.data.turns import decode_all, encode_plain
@@ -100,7 +100,7 @@ def notes(target: Target) -> list[str]:
 def check_shape(target: Target, shape: Shape) -> Checked:
     """Run one conversation through the respond stage's code and compare it with serving's rendering."""
     options = RespondOptions(temperatures={0.0: 1.0}, max_prompt_tokens=10**6)
-    prompt = Prompt("contract", "contract", "", list(shape.questions), 0, "", shape.system)
+    prompt = TrainingPrompt("contract", "contract", "", list(shape.questions), 0, "", shape.system)
     job = DialogueJobs(target, options).job(prompt)
     messages: list[dict[str, Any]] = (
         [] if shape.system is None else [{"role": "system", "content": shape.system}]

@@ -14,7 +14,7 @@ from fledge.data.filters import Limits, reject_reason
 from fledge.data.generation import AnswerFailed, Generation, Job
 from fledge.data.options import RespondOptions
 from fledge.data.privacy import Audit, Treated
-from fledge.data.prompt_store import Prompt
+from fledge.data.prompt_store import TrainingPrompt
 from fledge.data.reasoning import as_sent_back, reasoning_length
 from fledge.data.seeds import derive_seed, pick, unit_interval
 from fledge.data.split import split_of
@@ -50,7 +50,7 @@ class DialogueJobs:
         self._special = special_token_ids(target)
         self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
 
-    def job(self, prompt: Prompt) -> Job[Answered]:
+    def job(self, prompt: TrainingPrompt) -> Job[Answered]:
         """The conversations, or why there are none or they end early: `too_long`, `refused_by_template`, ..."""
         samples: list[_Sample] = []
         reason: str | None = None
@@ -69,7 +69,7 @@ class DialogueJobs:
         )
 
     def _converse(
-        self, prompt: Prompt, samples: list[_Sample], audit: Audit
+        self, prompt: TrainingPrompt, samples: list[_Sample], audit: Audit
     ) -> Generator[Generation, Completion, str | None]:
         """Append samples as the conversation grows; returns why it ended early, if it did."""
         options = self._options
@@ -121,14 +121,16 @@ class DialogueJobs:
                 return "later_turn_too_long"
             turn_ids = between
 
-    def _ids(self, prompt: Prompt, messages: Sequence[Message]) -> list[int]:
+    def _ids(self, prompt: TrainingPrompt, messages: Sequence[Message]) -> list[int]:
         """The ids that serving renders for the messages of this prompt."""
         ids = self._target.chat.prompt_ids(messages, options=prompt.options, tools=prompt.offered)
         if self._vocabulary is not None and max(ids) >= self._vocabulary:
             raise AnswerFailed("foreign_token")  # a tokenizer may have more tokens than the model
         return ids
 
-    def _called(self, prompt: Prompt, text: str, logged: list[tuple[str, str]]) -> list[Message] | None:
+    def _called(
+        self, prompt: TrainingPrompt, text: str, logged: list[tuple[str, str]]
+    ) -> list[Message] | None:
         """The answer's calls with their logged results; [] for an answer without; None if they don't go together."""
         if not prompt.tools:
             return []
@@ -145,7 +147,7 @@ class DialogueJobs:
         audit.add(scanned)
         return None if scanned.reason is None else f"private_{scanned.reason}"
 
-    def _conversation(self, prompt: Prompt, sample: _Sample) -> Conversation:
+    def _conversation(self, prompt: TrainingPrompt, sample: _Sample) -> Conversation:
         options = self._options
         name = f"{prompt.prompt_id}-{options.seed}"
         return Conversation(
@@ -164,12 +166,12 @@ class DialogueJobs:
             reasoning_tokens=sample.reasoning_tokens,
         )
 
-    def _temperature(self, prompt: Prompt) -> float:
+    def _temperature(self, prompt: TrainingPrompt) -> float:
         options = self._options
         shares = dict(sorted(options.temperatures.items()))  # independent of the order in the recipe
         return pick(shares, unit_interval(options.seed, "temperature", prompt.prompt_id))
 
-    def _answer(self, prompt: Prompt, ids: list[int], turn: int) -> Generation:
+    def _answer(self, prompt: TrainingPrompt, ids: list[int], turn: int) -> Generation:
         options = self._options
         params = SamplingParams(
             max_tokens=options.max_new_tokens,
@@ -180,7 +182,7 @@ class DialogueJobs:
         return Generation(ids, params)
 
     def _synthesised_turn(
-        self, prompt: Prompt, messages: Sequence[Message], ids: list[int]
+        self, prompt: TrainingPrompt, messages: Sequence[Message], ids: list[int]
     ) -> Job[str | None]:
         """A second user turn written by the target; None if the template has no place for it or it is unfit."""
         options, target = self._options, self._target

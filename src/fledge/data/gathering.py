@@ -22,7 +22,7 @@ from fledge.data.options import PromptOptions
 from fledge.data.overlap import evaluation_indexes
 from fledge.data.privacy import Audit, Treated, write_audit
 from fledge.data.processes import map_in_processes
-from fledge.data.prompt_store import UNCOVERED, Prompt, PromptWriter, Reject
+from fledge.data.prompt_store import UNCOVERED, PromptWriter, Reject, TrainingPrompt
 from fledge.data.seeds import salted_hash, text_id
 from fledge.data.sources import Record, Source, Unusable
 from fledge.data.sources.opening import DEFAULT_CATEGORY
@@ -80,7 +80,7 @@ class Batch:
 class Examined:
     """A batch's results, in the rows' order."""
 
-    prompts: list[Prompt]
+    prompts: list[TrainingPrompt]
     rejects: list[Reject]
     audit: Audit | None  # of the privacy filter, if any
 
@@ -107,13 +107,15 @@ class Examiner:
         examined = Examined([], [], Audit() if self._treatment is not None else None)
         for row in batch.rows:
             result = self._examine_row(row, batch.source, batch.licence, examined.audit)
-            if isinstance(result, Prompt):
+            if isinstance(result, TrainingPrompt):
                 examined.prompts.append(result)
             else:
                 examined.rejects.append(result)
         return examined
 
-    def _examine_row(self, row: Row, source: str, licence: str, audit: Audit | None) -> Prompt | Reject:
+    def _examine_row(
+        self, row: Row, source: str, licence: str, audit: Audit | None
+    ) -> TrainingPrompt | Reject:
         if isinstance(row, Unusable):
             return Reject(row.row, "", row.reason, "")
         row = as_served(replace(row, category=self._category(row.category)), self._template)
@@ -153,7 +155,7 @@ class Examiner:
             if any(turn in index for turn in turns):
                 return self._reject(row, turns, "evaluation", file)
         # The id covers the system prompt and tools: the same question with others is a different prompt.
-        prompt = Prompt(
+        prompt = TrainingPrompt(
             "",
             source,
             row.category,

@@ -162,7 +162,7 @@ class PromptOptions(BaseModel):
         return self.max_tokens + max([_OPENING_ROOM, *openings]) + _TEMPLATE_ROOM
 
 
-class ServerOptions(BaseModel):
+class AnswerServerOptions(BaseModel):
     """An OpenAI-compatible server that serves the target and answers instead of the engine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -181,7 +181,7 @@ class ServerOptions(BaseModel):
         None, ge=1, description="generated tokens per call of the stage, then it stops"
     )
 
-    def share_of(self, actors: int) -> ServerOptions:
+    def share_of(self, actors: int) -> AnswerServerOptions:
         """The limits for each of `actors` actors, so that together they keep these."""
         rate, budget = self.requests_per_second, self.token_budget
         return self.model_copy(
@@ -229,7 +229,7 @@ class RespondOptions(BaseModel):
     max_batch: int = Field(
         default=64, ge=1, description="requests in the engine at once; the result is the same"
     )
-    server: ServerOptions | None = Field(
+    server: AnswerServerOptions | None = Field(
         None, description="let a server answer: {url, model, concurrency, token_budget, ...} (docs/data.md)"
     )
 

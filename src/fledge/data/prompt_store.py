@@ -45,7 +45,7 @@ SELF_LICENCE = "own output of the target"
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TrainingPrompt:
     """A user's turns, to be answered in order."""
 
     prompt_id: str  # a hash of the turns
@@ -131,7 +131,7 @@ class PromptWriter:
         """Mark the folder as complete."""
         write_json(join(self.url, END_NAME), {"shards": self.shards})
 
-    def write(self, prompts: Sequence[Prompt], rejects: Sequence[Reject], tokens: int) -> None:
+    def write(self, prompts: Sequence[TrainingPrompt], rejects: Sequence[Reject], tokens: int) -> None:
         """Write one shard of each; either may be empty."""
         number = f"{self.shards:05d}.parquet"
         data = to_parquet([asdict(reject) for reject in rejects], _REJECTS)
@@ -142,7 +142,7 @@ class PromptWriter:
         )
 
 
-def read_prompts(url: str, skip: int = 0) -> Iterator[Prompt]:
+def read_prompts(url: str, skip: int = 0) -> Iterator[TrainingPrompt]:
     """All prompts of a folder in order, without the first `skip`; one shard in memory at a time."""
     if not Manifest.load(url).shards:
         raise DataError(f"no prompts in {url}; run `fledge prompts` first or name another folder")
@@ -150,12 +150,12 @@ def read_prompts(url: str, skip: int = 0) -> Iterator[Prompt]:
         yield from shard
 
 
-def prompt_shards(url: str, skip: int = 0) -> Iterator[list[Prompt]]:
+def prompt_shards(url: str, skip: int = 0) -> Iterator[list[TrainingPrompt]]:
     """A folder's shards in order, without the first `skip` prompts; none if there are no prompts."""
     manifest = Manifest.load(url)
     for shard in manifest.shards:
         if skip < shard.records:
-            yield [Prompt(**row) for row in read_rows(manifest, shard, _PROMPTS)[skip:]]
+            yield [TrainingPrompt(**row) for row in read_rows(manifest, shard, _PROMPTS)[skip:]]
         skip = max(0, skip - shard.records)
 
 

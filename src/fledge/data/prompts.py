@@ -26,10 +26,10 @@ from fledge.data.privacy import Audit, PrivacyFilter, PrivacyOptions, require_pr
 from fledge.data.prompt_store import (
     SELF_LICENCE,
     UNCOVERED,
-    Prompt,
     PromptSummary,
     PromptWriter,
     Reject,
+    TrainingPrompt,
     prompt_summary,
     read_prompts,
 )
@@ -160,13 +160,13 @@ def _write_own(
     jobs = PromptWriterJobs(target, options)
     rate = TokenRate()
     reasons: Counter[str] = Counter()
-    prompts: list[Prompt] = []  # of the attempts since the last shard
+    prompts: list[TrainingPrompt] = []  # of the attempts since the last shard
     rejects: list[Reject] = []
     attempts = count(writer.shards * options.shard_size)
     with closing(run_in_order(engine, map(jobs.job, attempts), rate)) as results:
         for draft in results:
             judged = selection.judge(draft)
-            if isinstance(judged, Prompt):
+            if isinstance(judged, TrainingPrompt):
                 prompts.append(judged)
                 accepted += 1
             else:
@@ -267,7 +267,7 @@ class Selection:
         """Add a text that later drafts must not repeat."""
         self._repeats.add(text)
 
-    def judge(self, draft: Draft) -> Prompt | Reject:
+    def judge(self, draft: Draft) -> TrainingPrompt | Reject:
         """Accept a draft as a prompt, or return why it is rejected."""
         text, reason = draft.text, draft.reason
         if self._treatment is not None:
@@ -291,7 +291,9 @@ class Selection:
         self.remember(text)
         losses = [f"uncovered_{language}"] if language is not None else []
         name = text_id([text])
-        return Prompt(name, "self", draft.category, [text], draft.attempt, SELF_LICENCE, losses=losses)
+        return TrainingPrompt(
+            name, "self", draft.category, [text], draft.attempt, SELF_LICENCE, losses=losses
+        )
 
     def take_audit(self) -> Audit | None:
         """The privacy filter's counts since the last call; None without a filter."""

@@ -21,7 +21,7 @@ from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
 from fledge.data.privacy import PrivacyOptions, write_audit
 from fledge.data.privacy.filter import answer_scan
-from fledge.data.prompt_store import Prompt, read_prompts
+from fledge.data.prompt_store import TrainingPrompt, read_prompts
 from fledge.data.prompts import backend_name, privacy_parts, target_parts
 from fledge.data.served import AnswerServer, run_served
 from fledge.data.split import on_both_sides
@@ -127,7 +127,7 @@ def fit_to_prompts(
     )
 
 
-def _characters(prompt: Prompt) -> int:
+def _characters(prompt: TrainingPrompt) -> int:
     return sum(map(len, (*prompt.turns, *prompt.context, prompt.results)))
 
 

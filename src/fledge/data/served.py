@@ -21,7 +21,7 @@ from fledge.base.console import plural
 from fledge.base.errors import DataError
 from fledge.base.retry import REFUSED_STATUS, TRANSIENT_STATUS
 from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
-from fledge.data.options import ServerOptions
+from fledge.data.options import AnswerServerOptions
 from fledge.data.turns import decode_all, encode_plain
 from fledge.engine import Completion, CompletionStats
 from fledge.engine.phases import PhaseSeconds
@@ -41,7 +41,7 @@ class AnswerServer:
     """One server and the limits on its use. Thread-safe."""
 
     def __init__(
-        self, target: Target, options: ServerOptions, pause: Callable[[float], None] = time.sleep
+        self, target: Target, options: AnswerServerOptions, pause: Callable[[float], None] = time.sleep
     ) -> None:
         """Determines which model is served.
 

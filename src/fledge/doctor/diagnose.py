@@ -11,7 +11,7 @@ import torch
 from fledge.base.errors import HeadError
 from fledge.base.memory import system_memory
 from fledge.doctor.files import file_findings, is_half
-from fledge.doctor.findings import Finding, Measured, Progress, Steps
+from fledge.doctor.findings import Defect, Measured, Progress, Steps
 from fledge.doctor.hypotheses import NO_EMBEDDING, different_rows
 from fledge.doctor.probe import Probe
 from fledge.doctor.served import ServedEngine
@@ -50,7 +50,7 @@ _PROMISED, _PROMISING_WEIGHTS, _PROMISING_TOKENS = 0.55, 5_000_000, 3_000_000
 class Diagnosis:
     """The result of an examination. No findings: no fault was detected."""
 
-    findings: list[Finding]
+    findings: list[Defect]
     measured: list[Measured]
 
 
@@ -91,7 +91,7 @@ def diagnose(
         head = Head.load(url)
     except HeadError as error:
         if not findings:
-            findings.append(Finding("unreadable", str(error), "get the head again"))
+            findings.append(Defect("unreadable", str(error), "get the head again"))
         return Diagnosis(findings, measured)
     if note := other_weights(head.metadata, target):
         measured.append(Measured("head", note))
@@ -130,7 +130,7 @@ def _not_runnable(target: Target) -> str:
     )
 
 
-def _own_embedding(head: Head, target: Target) -> list[Finding]:
+def _own_embedding(head: Head, target: Target) -> list[Defect]:
     """Of a target that can't be run: whether most rows of the head's own embedding are others than the target's."""
     own = head.weights.embedding
     different = 0 if own is None else different_rows(own, target)
@@ -139,7 +139,7 @@ def _own_embedding(head: Head, target: Target) -> list[Finding]:
     what = (
         f"{different:,} of {target.config.vocab_size:,} rows of the head's own embedding aren't the target's"
     )
-    return [Finding("embedding", what, NO_EMBEDDING, certain=False)]
+    return [Defect("embedding", what, NO_EMBEDDING, certain=False)]
 
 
 def _answers(
@@ -176,7 +176,7 @@ def _forwards(
     *,
     half: bool,
     explained: bool,
-) -> list[Finding]:
+) -> list[Defect]:
     if not all(bool(t.isfinite().all()) for t in head.weights.trainable().values()):
         return []  # a finding already
     if not probe.answers:
@@ -189,7 +189,7 @@ def _forwards(
     findings = list(probe.findings(head, score, expected=expected))
     if half and score.largest > torch.finfo(torch.float16).max:
         findings.append(
-            Finding(
+            Defect(
                 "float16",
                 f"activations reach {score.largest:.3g}; the config says float16, which ends at 65504",
                 'write "torch_dtype": "bfloat16" into config.json and serve in bfloat16',
@@ -205,10 +205,10 @@ def _forwards(
             f"{score.hits:.1%} of first proposals are right; its size and data promise {expected:.0%} or more"
         )
         remedy = f"if its training promised more, a tensor or number of it is wrong: {_COMPARE}; else train it longer"
-        return [Finding("low", what, remedy, certain=False)]
+        return [Defect("low", what, remedy, certain=False)]
     what = f"{score.hits:.1%} of first proposals are right: the head is trained too little, or for another target"
     remedy = "name the head and target that belong together, or train a head for this one with `fledge run`"
-    return [Finding("accepts-nothing", what, remedy, certain=False)]
+    return [Defect("accepts-nothing", what, remedy, certain=False)]
 
 
 def _promised(head: Head) -> float:
@@ -232,7 +232,7 @@ def _served(
     depth: int,
     measured: list[Measured],
     steps: Steps,
-) -> list[Finding]:
+) -> list[Defect]:
     """The server's results for the prompts; `answers` are our own, empty if fledge can't run the target."""
     ids = [target.chat.prompt_ids(_question(p)) if isinstance(p, str) else p for p in prompts]
     findings = _prompt_findings(served, prompts, ids)
@@ -254,7 +254,7 @@ def _served(
 
 def _prompt_findings(
     served: ServedEngine, prompts: Sequence[str | list[int]], ids: Sequence[list[int]]
-) -> list[Finding]:
+) -> list[Defect]:
     """The first question that the server turns into other ids than the target's own template."""
     for prompt, expected in zip(prompts, ids, strict=True):
         theirs = served.prompt_ids(_question(prompt)) if isinstance(prompt, str) else None
@@ -267,33 +267,33 @@ def _prompt_findings(
             f"they part at token {at}"
         )
         remedy = "serve with the target's own chat template and tokenizer"
-        return [Finding("served-prompt", what, remedy)]
+        return [Defect("served-prompt", what, remedy)]
     return []
 
 
-def _tau_findings(served: Sequence[float], own: Sequence[float], depth: int) -> list[Finding]:
+def _tau_findings(served: Sequence[float], own: Sequence[float], depth: int) -> list[Defect]:
     """Whether the server accepts too little. `own`: our chains' taus; empty if they aren't comparable."""
     if not served:
         what = "the server reports no drafts at all"
         remedy = "switch speculation on (EAGLE3 / eagle3); of vLLM they are counted on its /metrics page"
-        return [Finding("served-tau", what, remedy)]
+        return [Defect("served-tau", what, remedy)]
     least = (1 - _SERVED_SHORTFALL) * mean(own) if own else _USELESS_TAU
     if mean(served) >= least:
         return []
     comparison = f", our engine's {mean(own):.2f} with chains of {depth}" if own else ": it accepts nothing"
     what = f"the server's mean tau is {mean(served):.2f}{comparison}"
     remedy = "compare the server's draft length, method (EAGLE3, not EAGLE) and head with the ones given here"
-    return [Finding("served-tau", what, remedy)]
+    return [Defect("served-tau", what, remedy)]
 
 
 def _question(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def _against(head: Head, other: Head) -> list[Finding]:
+def _against(head: Head, other: Head) -> list[Defect]:
     mine, theirs = canonical_tensors(head), canonical_tensors(other)
     if not torch.equal(head.weights.d2t, other.weights.d2t):
-        return [Finding("vocabulary-map", "d2t differs from the reference's", "export the reference again")]
+        return [Defect("vocabulary-map", "d2t differs from the reference's", "export the reference again")]
     for name, tensor in mine.items():
         reference = theirs.get(name)
         if reference is None or reference.shape != tensor.shape:
@@ -304,5 +304,5 @@ def _against(head: Head, other: Head) -> list[Finding]:
             largest = float((tensor.float() - reference.float()).abs().max())
             what = f"{name} differs first, by up to {largest:.3g}"
         fault = "missing-norm" if "norm" in name else "values"
-        return [Finding(fault, what, "export the reference again")]  # type: ignore[arg-type]
+        return [Defect(fault, what, "export the reference again")]  # type: ignore[arg-type]
     return []

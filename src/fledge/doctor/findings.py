@@ -44,7 +44,7 @@ Fault = Literal[
 
 
 @dataclass(frozen=True)
-class Finding:
+class Defect:
     """A fault that costs acceptance, and its remedy."""
 
     fault: Fault

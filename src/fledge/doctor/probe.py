@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.doctor.findings import Finding
+from fledge.doctor.findings import Defect
 from fledge.doctor.hypotheses import Hypothesis, Trial, hypotheses, other_layers
 from fledge.draft.runner import TorchHeadRunner
 from fledge.engine import Completion
@@ -75,7 +75,7 @@ class Probe:
         self._begins("the head proposes")
         return self._score(self._trial(head, layers), len(self.answers))
 
-    def findings(self, head: Head, score: Score, *, expected: float = 0.0) -> Iterator[Finding]:
+    def findings(self, head: Head, score: Score, *, expected: float = 0.0) -> Iterator[Defect]:
         """The faults that, when undone, make the head clearly better. `expected`: the least hits of a sound one."""
         self._begins("mistakes are undone")
         misplaced = list(self._rows(head))
@@ -96,7 +96,7 @@ class Probe:
             if found is None:
                 break
             hypothesis, better = found
-            yield Finding(
+            yield Defect(
                 hypothesis.fault,
                 f"with {hypothesis.undone} {better.hits:.0%} of first proposals are right instead of {score.hits:.0%}",
                 hypothesis.remedy,
@@ -160,7 +160,7 @@ class Probe:
         found = out.token_ids == expected[:, None]  # [M, k]
         return Score(float(found[:, 0].float().mean()), largest, _log_probs(out.log_probs, found))
 
-    def _rows(self, head: Head) -> Iterator[Finding]:
+    def _rows(self, head: Head) -> Iterator[Defect]:
         """Whether rows of the head's lm_head resemble other tokens' rows of the target's."""
         if head.config.hidden_size != head.config.target_hidden_size:
             return
@@ -173,7 +173,7 @@ class Probe:
         chance = math.sqrt(2 * math.log(count) / head.config.hidden_size)  # the best of unrelated rows
         misplaced = float(((best > max(_RELATED, 1.5 * chance)) & (own < best / 2)).float().mean())
         if misplaced > _MISPLACED:
-            yield Finding(
+            yield Defect(
                 "vocabulary-order",
                 f"{misplaced:.0%} of the rows of lm_head look like the target's rows of other tokens than d2t says",
                 "export the head again from where it was trained: lm_head and d2t don't belong together",

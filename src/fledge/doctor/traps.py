@@ -7,7 +7,7 @@ from typing import Any
 
 from fledge.base.errors import HeadError
 from fledge.doctor.files import meant_layers
-from fledge.doctor.findings import Finding
+from fledge.doctor.findings import Defect
 from fledge.heads.engines import instead_of_last_layer, refusal, sglang_misses
 from fledge.target import Target
 from fledge.target.config import engine_feature_layers
@@ -18,7 +18,7 @@ _EXPORT = "fledge export HEAD FOLDER --form {}"
 
 def engine_findings(
     engine: str, raw: Mapping[str, Any], tensor_names: Iterable[str], target: Target
-) -> Iterator[Finding]:
+) -> Iterator[Defect]:
     """The traps of `sglang` or `vllm`."""
     if engine == "sglang":
         yield from _sglang(raw, list(tensor_names))
@@ -27,44 +27,44 @@ def engine_findings(
     else:
         raise HeadError(f"--engine {engine} is unknown: use vllm, sglang or a server's URL")
     if sentence := refusal(engine, target.config.architecture):
-        yield Finding(
+        yield Defect(
             "engine", sentence, "serve with another engine or version, if a newer one can", certain=False
         )
     yield from _layers(engine, raw, target)
 
 
-def _sglang(raw: Mapping[str, Any], names: list[str]) -> Iterator[Finding]:
+def _sglang(raw: Mapping[str, Any], names: list[str]) -> Iterator[Defect]:
     remedy = _EXPORT.format("sglang")
     if raw.get("architectures") != ["LlamaForCausalLMEagle3"]:
-        yield Finding(
+        yield Defect(
             "engine", f"SGLang loads the class LlamaForCausalLMEagle3, not {raw.get('architectures')}", remedy
         )
     if any("layers.0." in name for name in names):
-        yield Finding("engine", "older SGLang versions drop tensors called layers.0.* silently", remedy)
+        yield Defect("engine", "older SGLang versions drop tensors called layers.0.* silently", remedy)
     if raw.get("draft_vocab_size") is None and "lm_head.weight" in names:
-        yield Finding(
+        yield Defect(
             "engine",
             "without draft_vocab_size SGLang takes the target's lm_head instead of the head's",
             remedy,
         )
     if raw.get("tie_word_embeddings") and "lm_head.weight" in names:
-        yield Finding(
+        yield Defect(
             "engine",
             "with tie_word_embeddings SGLang drops the head's lm_head and takes its embedding instead",
             'write "tie_word_embeddings": false into config.json',
         )
     if raw.get("norm_before_residual"):
-        yield Finding(
+        yield Defect(
             "engine",
             "SGLang leaves norm_before_residual out: the head's layer starts from another residual there",
             "serve this head with fledge or vLLM",
         )
 
 
-def _vllm(raw: Mapping[str, Any]) -> Iterator[Finding]:
+def _vllm(raw: Mapping[str, Any]) -> Iterator[Defect]:
     if raw.get("speculators_model_type"):
         if "norm_before_residual" not in raw:
-            yield Finding(
+            yield Defect(
                 "engine",
                 "norm_before_residual is left out; vLLM takes true, a plain EAGLE-3 head needs false",
                 _EXPORT.format("speculators"),
@@ -72,10 +72,10 @@ def _vllm(raw: Mapping[str, Any]) -> Iterator[Finding]:
         return
     architecture = (raw.get("architectures") or ["none"])[0]
     if "Eagle3" not in architecture:
-        yield Finding("engine", f"vLLM has no EAGLE-3 class {architecture}", _EXPORT.format("vllm"))
+        yield Defect("engine", f"vLLM has no EAGLE-3 class {architecture}", _EXPORT.format("vllm"))
 
 
-def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Finding]:
+def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Defect]:
     """The layers this engine would actually read, counted by output."""
     n = target.config.num_layers
     default = engine_feature_layers(n) or (1, n // 2 - 1, n - 4)
@@ -87,10 +87,10 @@ def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Fin
         read = tuple(i - 1 for i in ids)[:3] if ids else default
     meant = meant_layers(raw, target)
     if engine == "sglang" and (missed := sglang_misses(meant, n)):
-        yield Finding("layers", missed, instead_of_last_layer(n))
+        yield Defect("layers", missed, instead_of_last_layer(n))
     elif read != meant:
         expected = ", ".join(map(str, meant))
-        yield Finding(
+        yield Defect(
             "layers",
             f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are {expected}",
             _EXPORT.format(engine) + " --target TARGET",

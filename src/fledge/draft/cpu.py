@@ -28,15 +28,12 @@ def native_head_reason(config: HeadConfig) -> str:
     """Why the native runner can't run this head; empty if it can."""
     if config.target_hidden_size % 32:
         return f"target_hidden_size {config.target_hidden_size} is not a multiple of 32"
-    return (
-        shape_reason(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        or unavailable_reason()
+    return shape_reason(_shape(config)) or unavailable_reason()
+
+
+def _shape(c: HeadConfig) -> abi.Shape:
+    return abi.Shape(
+        c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps, 0
     )
 
 
@@ -76,15 +73,7 @@ class NativeHeadRunner:
         input_norm, post_norm, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
         cos, sin = (t.data_ptr() for t in self._rope)
         self._struct = abi.DraftHead(
-            abi.Shape(
-                config.hidden_size,
-                config.intermediate_size,
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                config.rms_norm_eps,
-                0,
-            ),
+            _shape(config),
             config.target_hidden_size,
             config.draft_vocab_size,
             int(config.norm_output),

@@ -19,7 +19,8 @@ What they stand on:
     choosing        sampling.py chooses a token; selection.py says how each request's rows choose: penalties.py,
                     logprobs.py, structured.py (answers of a wanted form; json_schema.py: what of a schema
                     counts; schema_faults.py: which part of it can't be held to)
-    a plan          shapes.py: the trees there are; measure.py times forwards at start
+    a plan          shapes.py: the trees there are; measure.py times forwards at start,
+                    round_cost.py whole rounds
     around it       options.py, checks.py, memory.py, phases.py (where time goes), stats.py, record.py (what finished
                     requests leave to be learnt from)
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -41,7 +41,6 @@ from fledge.target.experts import waits
 from fledge.target.target import Target
 
 LOOKUP = 15  # tokens prompt lookup proposes at most, where nothing else is said
-_ALONE = 512  # tokens of context of the engine in which `rounds_over_plain` measures
 _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind while plain rounds run
 
 
@@ -291,18 +290,3 @@ def _bounds(vocabulary: int, tree: TreeShape | None, lookup: int) -> list[TreeSh
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
     return [tree]
-
-
-def rounds_over_plain(
-    decoder: Decoder, head: HeadRunner, shapes: Collection[TreeShape]
-) -> dict[TreeShape, float]:
-    """How long a round of one request takes with each of these trees, in plain steps, measured now."""
-    largest = max(shapes, key=lambda shape: shape.nodes)
-    context = min(_ALONE, decoder.config.max_position_embeddings)
-    parts = build_parts(
-        decoder, head, EngineOptions(max_batch=1, max_context=context, tree=largest, prefill_rows=_ALONE)
-    )
-    assert isinstance(parts.drafter, Eagle)
-    cost = measure_cost(parts.target, parts.drafter, -(-largest.nodes // MAX_NODES))
-    plain = max(cost.plain_seconds(1), 1e-9)
-    return {shape: cost.round_seconds(1, shape) / plain for shape in shapes}

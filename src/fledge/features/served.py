@@ -27,7 +27,7 @@ from fledge.base.retry import REFUSED_STATUS
 from fledge.data import Conversation
 from fledge.features.extract import likeliest_next, sample_of
 from fledge.features.options import FeatureServers
-from fledge.features.servers import RequestFailed, Server, Servers
+from fledge.features.servers import FeatureServer, RequestFailed, Servers
 from fledge.features.shard import FeatureSample
 from fledge.target import Target
 from fledge.target.qkv import rms_norm
@@ -79,7 +79,7 @@ class ServedExtractor:
         states = self._servers.ask(lambda server: self._states(server, conversation))
         return None if states is None else self._sample(conversation, states)
 
-    def _states(self, server: Server, conversation: Conversation) -> Tensor | None:
+    def _states(self, server: FeatureServer, conversation: Conversation) -> Tensor | None:
         """The hidden states [n, 4, Ht] that the server wrote, None if it refuses; the file is removed."""
         server.model = server.model or _only_model(server)
         body = {"model": server.model, "prompt": conversation.token_ids, "max_tokens": 1, "temperature": 0.0}
@@ -135,7 +135,7 @@ class ServedExtractor:
         return sample_of(c, likeliest_next(c, normed, logits), states[:, :3].flatten(1), normed)
 
 
-def _only_model(server: Server) -> str:
+def _only_model(server: FeatureServer) -> str:
     try:
         (model,) = server.request("GET", "/v1/models").json()["data"]
         return str(model["id"])

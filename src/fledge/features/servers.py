@@ -35,7 +35,7 @@ class RequestFailed(Exception):
 
 
 @dataclass
-class Server:
+class FeatureServer:
     """One server and how it does."""
 
     url: str
@@ -76,9 +76,9 @@ class Servers:
                 raise DataError(
                     f"features.server.urls: {url} isn't a valid address ({error}); correct it"
                 ) from error
-            self._servers.append(Server(url, client, options.model))
+            self._servers.append(FeatureServer(url, client, options.model))
 
-    def ask(self, send: Callable[[Server], T]) -> T:
+    def ask(self, send: Callable[[FeatureServer], T]) -> T:
         """The result of `send`, which raises RequestFailed where another attempt may help.
 
         Raises a DataError after `retries` pauses.
@@ -110,12 +110,12 @@ class Servers:
             f"{server.url} {failed}; finished shards are kept: check the server's log, and run again to resume"
         ) from failed
 
-    def _take(self) -> Server:
+    def _take(self) -> FeatureServer:
         """The server to use: of those that don't rest, or else that failed least, the one with the fewest requests."""
         with self._lock:
             now = time.monotonic()
 
-            def order(server: Server) -> tuple[bool, int, int]:
+            def order(server: FeatureServer) -> tuple[bool, int, int]:
                 rests = server.rests_until > now
                 return rests, server.failures if rests else 0, server.in_flight
 
@@ -123,11 +123,11 @@ class Servers:
             server.in_flight += 1
             return server
 
-    def _release(self, server: Server) -> None:
+    def _release(self, server: FeatureServer) -> None:
         with self._lock:
             server.in_flight -= 1
 
-    def _failed(self, server: Server, before: int) -> bool:
+    def _failed(self, server: FeatureServer, before: int) -> bool:
         """Note a failure of a request that began after `before` failures; whether all servers rest now."""
         with self._lock:
             server.in_flight -= 1

@@ -36,7 +36,7 @@ DONE_NAME = "done.json"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StageResult:
     """A finished stage's result: a line for the console, and figures for the report."""
 
     line: str
@@ -53,8 +53,8 @@ class Record:
     seconds: float
     line: str
     figures: Mapping[str, float]
+    files: Mapping[str, str]  # its files by path in the run, with checksums
     version: str = __version__
-    files: Mapping[str, str] | None = None  # its files by path in the run, with checksums; None: not recorded
 
     def save(self, folder: str) -> None:
         """Mark the folder as finished."""
@@ -71,21 +71,20 @@ class Record:
         except (TypeError, ValueError) as error:
             raise StorageError(f"{url} is not a stage's record ({error}); delete it and run again") from error
 
-    def is_whole(self, run_url: str, products: Sequence[str] = ()) -> bool:
-        """Whether all files the stage wrote still exist; `products`: its required files, in case they aren't recorded.
+    def is_whole(self, run_url: str) -> bool:
+        """Whether all files the stage wrote still exist.
 
         Raises:
             StorageError: a file differs from what the stage wrote.
         """
-        files = dict.fromkeys(products) if self.files is None else self.files
-        there = {name: join(run_url, name) for name in files if storage.exists(join(run_url, name))}
+        there = {name: join(run_url, name) for name in self.files if storage.exists(join(run_url, name))}
         for name, url in there.items():
-            if files[name] not in (None, file_digest(url)):
+            if self.files[name] != file_digest(url):
                 raise StorageError(
                     f"{url} is damaged: it isn't what `fledge {self.stage}` left (wrong checksum); put it back from a "
                     "copy, or delete it and run again"
                 )
-        return len(there) == len(files)
+        return len(there) == len(self.files)
 
 
 @dataclass(eq=False)

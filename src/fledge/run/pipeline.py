@@ -110,7 +110,7 @@ def finished(run: Run, stage: Stage, fingerprint: Fingerprint) -> Record | None:
         fingerprint.claim(folder)
     if record is None or record.digest != fingerprint.digest:
         return None
-    return record if record.is_whole(run.folder, stage.products) else None
+    return record if record.is_whole(run.folder) else None
 
 
 def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
@@ -190,10 +190,8 @@ def _do(run: Run, stage: Stage, fingerprint: Fingerprint) -> None:
     with StageProgress(stage.name) as progress:
         outcome = stage.work(run, progress.update)
     seconds = progress.seconds if outcome.seconds is None else outcome.seconds
-    files = {
-        name: file_digest(run.url(name)) for name in (*stage.products, *stage.extras) if exists(run.url(name))
-    }
-    record = Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures, files=files)
+    files = {name: file_digest(run.url(name)) for name in stage.products if exists(run.url(name))}
+    record = Record(stage.name, fingerprint.digest, seconds, outcome.line, outcome.figures, files)
     record.save(folder)
     say(f"{stage.name:<9} {outcome.line} [{clock(seconds)}]")
 

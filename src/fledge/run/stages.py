@@ -49,7 +49,7 @@ from fledge.features.extract import Extractor
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.closing import REPORT_NAME, write_closing
-from fledge.run.folder import Outcome, Record, Run, file_digest, head_digest
+from fledge.run.folder import Record, Run, StageResult, file_digest, head_digest
 from fledge.train import evaluate, train, train_fingerprint
 
 _FORMAT = 1  # of fingerprints made here
@@ -64,16 +64,15 @@ class Stage:
     name: str
     folder: str
     fingerprint: Callable[[Run], Fingerprint]
-    work: Callable[[Run, Progress], Outcome]
+    work: Callable[[Run, Progress], StageResult]
     needs: tuple[str, ...] = ()
-    products: tuple[str, ...] = ()  # files that a finished stage must have
-    extras: tuple[str, ...] = ()  # likewise, but not in every run
+    products: tuple[str, ...] = ()  # files whose checksums are recorded, if the run has them
     always: bool = False  # repeated in every run, as it is cheap
     restarts: bool = False  # restarts after an interruption, so earlier inputs don't matter
     claims: bool = False  # the work itself writes fingerprint.json when it can start
 
 
-def _prompts(run: Run, progress: Progress) -> Outcome:
+def _prompts(run: Run, progress: Progress) -> StageResult:
     options = run.prompt_options
     engine = _engine(run, options.max_batch, options.longest_request) if options.writes else None
     data = make_prompts(
@@ -82,10 +81,12 @@ def _prompts(run: Run, progress: Progress) -> Outcome:
     for line in loss_lines(data.losses):
         logger.warning("of %s prompts %s", f"{data.prompts:,}", line)
     more = f", {data.spare:,} fit but not needed" if data.spare else ""
-    return Outcome(f"{plural(data.prompts, 'prompt')} kept, {rejected_line(data.rejected, options)}{more}")
+    return StageResult(
+        f"{plural(data.prompts, 'prompt')} kept, {rejected_line(data.rejected, options)}{more}"
+    )
 
 
-def _respond(run: Run, progress: Progress) -> Outcome:
+def _respond(run: Run, progress: Progress) -> StageResult:
     options = run.recipe.respond
     places = run.url("prompts"), options, run.url("conversations")
     if run.ray is not None:
@@ -99,7 +100,7 @@ def _respond(run: Run, progress: Progress) -> Outcome:
     if data.rejected:
         line += f"; {plural(sum(data.rejected.values()), 'prompt')} without an answer to each turn: "
         line += reasons_line(data.rejected, options)
-    return Outcome(f"{line}, {stats.heldout:,} held out", {"response_tokens": stats.supervised_tokens})
+    return StageResult(f"{line}, {stats.heldout:,} held out", {"response_tokens": stats.supervised_tokens})
 
 
 def _answerer(run: Run) -> Engine | AnswerServer:
@@ -117,7 +118,7 @@ def _answerer(run: Run) -> Engine | AnswerServer:
         ) from error
 
 
-def _features(run: Run, progress: Progress) -> Outcome:
+def _features(run: Run, progress: Progress) -> StageResult:
     places = run.url("conversations"), run.recipe.features, run.url("features")
     spread = run.recipe.features.device_map
     if spread and run.ray is not None:
@@ -137,7 +138,7 @@ def _features(run: Run, progress: Progress) -> Outcome:
         if spread:
             extractor = HookExtractor.for_target(run.target, run.recipe.features)
         data, refused = extract_features(run.target, *places, progress, extractor)
-    outcome = Outcome(
+    outcome = StageResult(
         f"{plural(data.tokens, 'token')}, {human_bytes(data.size)}",
         {"tokens": data.tokens, "bytes": data.size},
     )
@@ -149,7 +150,7 @@ def _served(run: Run) -> ServedExtractor | None:
     return None if servers is None else ServedExtractor(run.target, servers)
 
 
-def _with_refused(outcome: Outcome, count: int) -> Outcome:
+def _with_refused(outcome: StageResult, count: int) -> StageResult:
     """The outcome with the number of conversations that a server refused, if any."""
     if not count:
         return outcome
@@ -157,14 +158,14 @@ def _with_refused(outcome: Outcome, count: int) -> Outcome:
     return replace(outcome, line=line, figures={**outcome.figures, "refused": count})
 
 
-def _train(run: Run, progress: Progress) -> Outcome:
+def _train(run: Run, progress: Progress) -> StageResult:
     places = run.url("head"), run.url("train")
     served = None if run.recipe.features.feed == "offline" else _served(run)
     fit = train(run.target, run.url("features"), run.train_options, *places, progress, _online(run, served))
     tau = f"held-out chain tau {fit.tau:.2f}, " if fit.tau is not None else ""
     vocabulary = f"draft vocabulary {fit.draft_vocab_size:,} covers {fit.coverage:.1%}"
     figures = {"coverage": fit.coverage, "tokens": fit.tokens, "supervised_tokens": fit.supervised_tokens}
-    outcome = Outcome(f"{plural(fit.steps, 'step')}, {tau}{vocabulary}", figures, fit.seconds)
+    outcome = StageResult(f"{plural(fit.steps, 'step')}, {tau}{vocabulary}", figures, fit.seconds)
     return _with_refused(outcome, len(served.refused) if served else 0)
 
 
@@ -206,13 +207,13 @@ def _evaluate_fingerprint(run: Run) -> Fingerprint:
     )
 
 
-def _evaluate(run: Run, progress: Progress) -> Outcome:
+def _evaluate(run: Run, progress: Progress) -> StageResult:
     head = Head.load(run.url("head"))
     evaluation = evaluate(run.target, head, run.url("features"), run.recipe.evaluate, run.folder, progress)
     overall = evaluation.overall
     depths = " ".join(f"{share:.2f}" for share in overall.by_depth)
     trees = "".join(f", tree {name} {part.tau:.2f}" for name, part in evaluation.serving.items())
-    return Outcome(
+    return StageResult(
         f"held-out chain tau {overall.tau:.2f}, accepted by depth {depths}{trees}", {"tau": overall.tau}
     )
 
@@ -235,21 +236,21 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
     )
 
 
-def _bench(run: Run, progress: Progress) -> Outcome:
+def _bench(run: Run, progress: Progress) -> StageResult:
     result = run_bench(run.target, run.heads(), run.recipe.bench, progress=progress)
     result.save(run.url("bench"))
     workloads = summarise(result).workloads
     parts = [f"{name} {times(each.speedup)}, tau {number(each.tau, 2)}" for name, each in workloads.items()]
-    return Outcome("; ".join(parts))
+    return StageResult("; ".join(parts))
 
 
 def _report_fingerprint(run: Run) -> Fingerprint:
     return make_fingerprint({"stage": "report", "format": _FORMAT})
 
 
-def _report(run: Run, progress: Progress) -> Outcome:
+def _report(run: Run, progress: Progress) -> StageResult:
     write_closing(run, finished_records(run, [stage for stage in STAGES if not stage.always]))
-    return Outcome(run.url(REPORT_NAME))
+    return StageResult(run.url(REPORT_NAME))
 
 
 def finished_records(run: Run, stages: Sequence[Stage] | None = None) -> list[Record]:
@@ -276,8 +277,7 @@ STAGES = (
         "prompts",
         lambda run: prompts_fingerprint(run.target, run.prompt_options, run.privacy),
         _prompts,
-        products=("prompts/manifest.json",),
-        extras=("prompts/selection.json",),
+        products=("prompts/manifest.json", "prompts/selection.json"),
     ),
     Stage(
         "respond",
@@ -293,7 +293,7 @@ STAGES = (
         lambda run: features_fingerprint(run.target, run.url("conversations"), run.recipe.features),
         _features,
         needs=("respond",),
-        extras=("features/manifest.json",),
+        products=("features/manifest.json",),
     ),
     Stage(
         "train",
@@ -301,8 +301,7 @@ STAGES = (
         _train_fingerprint,
         _train,
         needs=("features",),
-        products=("head/config.json", "head/model.safetensors", "train/metrics.jsonl"),
-        extras=("head/checksums.json",),
+        products=("head/config.json", "head/model.safetensors", "head/checksums.json", "train/metrics.jsonl"),
         claims=True,
     ),
     Stage(

@@ -23,7 +23,7 @@ from fledge.server.bodies import BodyRoute
 from fledge.server.errors import ApiError
 from fledge.server.gate import Gate
 from fledge.server.generation import Server
-from fledge.server.learning import Learner, add_learning
+from fledge.server.learning import LearningRecorder, add_learning
 from fledge.server.messages import CountRequest, MessagesRenderer, MessagesRequest
 from fledge.server.operations import add_operations
 from fledge.server.options import ServerOptions
@@ -63,7 +63,7 @@ class PredictRequest(StrictBody):
 def create_app(engine: Engine, options: ServerOptions | None = None) -> FastAPI:
     """An ASGI application that serves `engine`; it owns the engine from start-up to shutdown."""
     recorder: object = engine.recorder
-    learning = recorder if isinstance(recorder, Learner) else None
+    learning = recorder if isinstance(recorder, LearningRecorder) else None
     server = Server(engine, options or ServerOptions())
 
     @asynccontextmanager

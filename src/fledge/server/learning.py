@@ -16,7 +16,7 @@ from fledge.server.render import Json
 
 
 @runtime_checkable
-class Learner(Protocol):
+class LearningRecorder(Protocol):
     """What a server asks of a recorder that learns (`fledge.learn.Learning`), whose packages it may not have."""
 
     def start(self, engine: Engine) -> None:
@@ -32,7 +32,7 @@ class Learner(Protocol):
         """The engine has ended."""
 
 
-def add_learning(app: FastAPI, metrics: Metrics, learning: Learner) -> None:
+def add_learning(app: FastAPI, metrics: Metrics, learning: LearningRecorder) -> None:
     """Its route and its metrics."""
 
     @app.get("/v1/learn", tags=["Operations"])
@@ -46,7 +46,7 @@ def add_learning(app: FastAPI, metrics: Metrics, learning: Learner) -> None:
 class LearningMetrics(Collector):
     """`fledge:learn_...`."""
 
-    def __init__(self, learning: Learner) -> None:
+    def __init__(self, learning: LearningRecorder) -> None:
         self._learning = learning
 
     def collect(self) -> Iterator[Metric]:

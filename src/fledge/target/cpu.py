@@ -43,28 +43,27 @@ def native_available(config: DecoderConfig, dtype: torch.dtype, device: torch.de
     ]
     if unknown:
         return f"the kernels don't compute {unknown[0]}, as {config.architecture} has it"
-    return (
-        shape_reason(
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-        )
-        or unavailable_reason()
-    )
+    return shape_reason(_shape(config)) or unavailable_reason()
 
 
-def shape_reason(hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int) -> str:
+def shape_reason(shape: abi.Shape) -> str:
     """Why a layer of these sizes doesn't fit the kernels; empty when it does."""
-    for name, value in (("hidden_size", hidden), ("intermediate_size", intermediate), ("head_dim", head_dim)):
+    sizes = {"hidden_size": shape.hidden, "intermediate_size": shape.intermediate, "head_dim": shape.head_dim}
+    for name, value in sizes.items():
         if value % 32:
             return f"{name} {value} is not a multiple of 32"
-    if head_dim > 256:
-        return f"head_dim {head_dim} is above 256"
-    if heads // kv_heads > ops.MAX_GROUP:
-        return f"{heads // kv_heads} query heads share a KV head, the kernels take {ops.MAX_GROUP}"
+    if shape.head_dim > 256:
+        return f"head_dim {shape.head_dim} is above 256"
+    if (group := shape.heads // shape.kv_heads) > ops.MAX_GROUP:
+        return f"{group} query heads share a KV head, the kernels take {ops.MAX_GROUP}"
     return ""
+
+
+def _shape(c: DecoderConfig) -> abi.Shape:
+    gelu = int(c.activation == "gelu")
+    return abi.Shape(
+        c.hidden_size, c.intermediate_size, c.num_heads, c.num_kv_heads, c.head_dim, c.rms_norm_eps, gelu
+    )
 
 
 class PackedLayer:
@@ -118,15 +117,7 @@ class NativeDecoder:
         self._screen = ops.Screen(weights.lm_head)
         self._pointers = (abi.Layer * len(self._layers))(*(layer.pointers for layer in self._layers))
         self._struct = abi.Decoder(
-            abi.Shape(
-                config.hidden_size,
-                config.intermediate_size,
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                config.rms_norm_eps,
-                int(config.activation == "gelu"),
-            ),
+            _shape(config),
             config.num_layers,
             config.vocab_size,
             (ctypes.c_int * 3)(*config.feature_layers),

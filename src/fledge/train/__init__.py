@@ -5,8 +5,7 @@ before      start.py the head that training starts from       budget.py the step
 batches     batches.py conversations to batches               feed.py prefetch
 a step      learner.py, then unroll.py (TTT) and loss.py      optimizer.py the update
 the layer   functions.py autograd functions                   attention.py, attention_flex.py, blocks.py
-kernels     kernels.py the operations, kernels_torch.py       kernels_compiled.py, library.py the compiled ones
-            attention_torch.py and attention_compiled.py
+kernels     kernels.py, attention_torch.py in torch           kernels_compiled.py, attention_compiled.py, library.py
 weights     weights.py flat buffers, workspace.py scratch     parallel.py several processes, sharded.py
 saved       checkpoint.py                                     curves.py TensorBoard and W&B
 measuring   evaluation.py, acceptance.py, serving.py          compare.py two heads

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fledge.train.blocks import Block, Inputs, Sizes
+from fledge.train.blocks import Block, Gradients, Inputs, Sizes
 from fledge.train.kernels import Kernels
 from fledge.train.workspace import Workspace
 
@@ -52,6 +52,7 @@ class UnrollAttention(Function):
         d_query, *d_others = (t.new_empty(t.shape) for t in (query, *others))
         d_output = d_output.contiguous()
         inputs = Inputs(ctx.sizes, query, others, ctx.workspace)
+        gradients = Gradients(output, log_sum, d_output, d_query, d_others)
         for block in ctx.blocks:
-            ctx.kernels.attend_back(block, inputs, output, log_sum, d_output, d_query, d_others)
+            ctx.kernels.attend_back(block, inputs, gradients)
         return None, None, None, None, d_query, *d_others

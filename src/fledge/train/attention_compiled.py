@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.train.blocks import Block, Inputs
+from fledge.train.blocks import Block, Gradients, Inputs
 from fledge.train.library import MAX_STEPS, FledgeBlock, as_c, call
 
 
@@ -32,17 +32,9 @@ def attend(library: ctypes.CDLL, block: Block, inputs: Inputs, output: Tensor, l
     call.run("fledge_attend_finish", mixed, own, output)
 
 
-def attend_back(
-    library: ctypes.CDLL,
-    block: Block,
-    inputs: Inputs,
-    output: Tensor,
-    log_sum: Tensor,
-    d_output: Tensor,
-    d_query: Tensor,
-    d_others: Sequence[Tensor],
-) -> None:
+def attend_back(library: ctypes.CDLL, block: Block, inputs: Inputs, gradients: Gradients) -> None:
     """Fill the block's rows of all gradients."""
+    output, log_sum, d_output, d_query, d_others = gradients
     call, sizes = _Call(library, block, inputs), inputs.sizes
     scale = sizes.head_dim**-0.5
     scaled = call.gather(inputs.query, block.queries, "query", sizes.group, scale)

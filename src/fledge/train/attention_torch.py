@@ -5,13 +5,12 @@ Heads that share a KV head are adjacent: [b, kv_heads, Q, group, D].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fledge.train.blocks import Block, Inputs, Sizes
+from fledge.train.blocks import Block, Gradients, Inputs, Sizes
 
 
 def attend(block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
@@ -27,16 +26,9 @@ def attend(block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> Non
     log_sum[rows] = _from_block(block, scores.logsumexp(-1, keepdim=True))
 
 
-def attend_back(
-    block: Block,
-    inputs: Inputs,
-    output: Tensor,
-    log_sum: Tensor,
-    d_output: Tensor,
-    d_query: Tensor,
-    d_others: Sequence[Tensor],
-) -> None:
+def attend_back(block: Block, inputs: Inputs, gradients: Gradients) -> None:
     """Fill the block's rows of all gradients."""
+    output, log_sum, d_output, d_query, d_others = gradients
     floats, count, sizes, query = _Floats.of(block, inputs), block.keys.shape[1], inputs.sizes, inputs.query
     real = (block.seen > 0)[:, None, :, None, None]
     slope = _to_block(block, sizes, d_output, sizes.group) * real

@@ -53,6 +53,16 @@ class Inputs(NamedTuple):
         return len(self.others) // 2 - 1
 
 
+class Gradients(NamedTuple):
+    """What the backward pass of the unroll's attention reads, and fills by blocks."""
+
+    output: Tensor  # [S, heads * D], of the forward pass
+    log_sum: Tensor  # [S, heads], of the forward pass
+    d_output: Tensor  # [S, heads * D]
+    d_query: Tensor  # to fill, as those of the others
+    d_others: Sequence[Tensor]
+
+
 def make_blocks(lengths: Sequence[int], supervised: Sequence[Tensor]) -> list[Block]:
     """Blocks for conversations laid end to end: their lengths, and each one's supervised positions (not empty)."""
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], len(supervised[i])))

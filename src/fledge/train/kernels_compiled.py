@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fledge.train import attention_compiled, attention_torch
-from fledge.train.blocks import Block, Inputs
+from fledge.train import attention_compiled
+from fledge.train.blocks import Block, Gradients, Inputs
 from fledge.train.kernels import Kernels, LogitMeasures, Normed
-from fledge.train.kernels_torch import TorchKernels
 from fledge.train.library import MAX_HEAD_DIM, call, load_library
 
 
-class CompiledKernels:
-    """See `Kernels`."""
+class CompiledKernels(Kernels):
+    """The same, compiled."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -77,26 +75,16 @@ class CompiledKernels:
 
     def attend(self, block: Block, inputs: Inputs, output: Tensor, log_sum: Tensor) -> None:
         if inputs.sizes.head_dim > MAX_HEAD_DIM:
-            return attention_torch.attend(block, inputs, output, log_sum)
+            return super().attend(block, inputs, output, log_sum)
         return attention_compiled.attend(self._library, block, inputs, output, log_sum)
 
-    def attend_back(
-        self,
-        block: Block,
-        inputs: Inputs,
-        output: Tensor,
-        log_sum: Tensor,
-        d_output: Tensor,
-        d_query: Tensor,
-        d_others: Sequence[Tensor],
-    ) -> None:
-        tensors = output, log_sum, d_output, d_query, d_others
+    def attend_back(self, block: Block, inputs: Inputs, gradients: Gradients) -> None:
         if inputs.sizes.head_dim > MAX_HEAD_DIM:
-            return attention_torch.attend_back(block, inputs, *tensors)
-        return attention_compiled.attend_back(self._library, block, inputs, *tensors)
+            return super().attend_back(block, inputs, gradients)
+        return attention_compiled.attend_back(self._library, block, inputs, gradients)
 
 
 def kernels_for(dtype: torch.dtype, device: torch.device) -> Kernels:
     """The compiled kernels, for bf16 on a CPU if the machine can compile or a wheel has them; else torch."""
     library = load_library() if dtype == torch.bfloat16 and device.type == "cpu" else None
-    return TorchKernels() if library is None else CompiledKernels(library)
+    return Kernels() if library is None else CompiledKernels(library)

@@ -17,12 +17,12 @@ from fledge.heads import Head
 from fledge.target import EndWeights
 from fledge.train.batches import TrainBatch
 from fledge.train.loss import LossFunction, step_loss, teacher_probabilities
-from fledge.train.parallel import Team
+from fledge.train.parallel import Ranks
 from fledge.train.unroll import UnrolledHead
 
 logger = logging.getLogger("fledge")
 
-ALONE = Team()
+ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Learner:
         self._draft_ids = vocabulary.draft_ids.to(device)  # [V]
 
     def learn(
-        self, batch: TrainBatch | None, step_weights: list[float], *, measure: bool, team: Team = ALONE
+        self, batch: TrainBatch | None, step_weights: list[float], *, measure: bool, ranks: Ranks = ALONE
     ) -> BatchMeasures | None:
         """Accumulate the gradients of this process' share of a batch (None: it has none).
 
@@ -73,12 +73,12 @@ class Learner:
             best = self._draft_ids[batch.argmax]
             counted = [batch.valid(step) & (best[step:] >= 0) for step in range(steps)]
             counts = torch.tensor([int(rows.sum()) for rows in counted])
-        team.sum_(counts)
+        ranks.sum_(counts)
         if batch is not None:
             self._learn_share(batch, best, step_weights, counted, counts.tolist(), sums if measure else None)
         if not measure:
             return None
-        loss, overlap, hits, valid = team.sum_(sums)
+        loss, overlap, hits, valid = ranks.sum_(sums)
         seen = int((counts > 0).sum())  # steps without rows come last
         if not seen:
             return None

@@ -30,14 +30,14 @@ Parallel = Literal["ddp", "fsdp"]
 
 
 @dataclass(frozen=True)
-class Team:
+class Ranks:
     """The processes that train together, and this one's rank among them."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def from_environment(cls, device: torch.device) -> Team:
+    def from_environment(cls, device: torch.device) -> Ranks:
         """The processes started by torchrun; without it, only this one."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
             return cls()
@@ -98,12 +98,12 @@ class Masters:
     shard: Tensor  # float32 [P], what this process updates
     span: slice  # its place in the flat buffer
 
-    def __init__(self, masters: Tensor, team: Team = Team()) -> None:
-        self.team, self.shard, self.span = team, masters, slice(0, masters.numel())
+    def __init__(self, masters: Tensor, ranks: Ranks = Ranks()) -> None:
+        self.ranks, self.shard, self.span = ranks, masters, slice(0, masters.numel())
 
     def reduce(self, grad: Tensor) -> Tensor:
         """Sum the gradients [N] over all processes; returns this process' shard [P]. `grad` is overwritten."""
-        return self.team.sum_(grad)
+        return self.ranks.sum_(grad)
 
     def norm(self, grad: Tensor) -> float:
         """The norm of the whole gradient, from its shards [P]."""
@@ -115,7 +115,7 @@ class Masters:
 
     def gather_to_leader(self, shard: Tensor) -> Tensor:
         """A copy of `all_gather` in the leader's host memory; empty in the other processes."""
-        return shard.to("cpu", copy=True) if self.team.leads else shard.new_empty(0)
+        return shard.to("cpu", copy=True) if self.ranks.leads else shard.new_empty(0)
 
     def cast_into(self, compute: Tensor) -> None:
         """Cast the masters into every process' `compute` [N]."""

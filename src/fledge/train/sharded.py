@@ -14,15 +14,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from fledge.train.parallel import Masters, Team
+from fledge.train.parallel import Masters, Ranks
 
 
 class ShardedMasters(Masters):
     """Masters sharded over the processes by FSDP2; `dtype` is that of the compute copies."""
 
-    def __init__(self, masters: Tensor, team: Team, dtype: torch.dtype) -> None:
-        self.team = team
-        self._mesh = init_device_mesh(masters.device.type, (team.size,))
+    def __init__(self, masters: Tensor, ranks: Ranks, dtype: torch.dtype) -> None:
+        self.ranks = ranks
+        self._mesh = init_device_mesh(masters.device.type, (ranks.size,))
         self._size = masters.numel()
         self._module = _Flat(masters)
         policy = MixedPrecisionPolicy(param_dtype=dtype)
@@ -30,7 +30,7 @@ class ShardedMasters(Masters):
         split = self._module.flat
         assert isinstance(split, DTensor)
         self.shard = split.to_local()
-        start = min(team.rank * -(-self._size // team.size), self._size)
+        start = min(ranks.rank * -(-self._size // ranks.size), self._size)
         self.span = slice(start, start + self.shard.numel())
 
     def reduce(self, grad: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class ShardedMasters(Masters):
         return _local(shares.redistribute(placements=[Shard(0)]))
 
     def norm(self, grad: Tensor) -> float:
-        return float(self.team.sum_(grad.norm().square()).sqrt())
+        return float(self.ranks.sum_(grad.norm().square()).sqrt())
 
     def all_gather(self, shard: Tensor) -> Tensor:
         size = torch.Size([self._size])
@@ -47,7 +47,7 @@ class ShardedMasters(Masters):
 
     def gather_to_leader(self, shard: Tensor) -> Tensor:
         full = self.all_gather(shard)
-        return full.cpu() if self.team.leads else full.new_empty(0)
+        return full.cpu() if self.ranks.leads else full.new_empty(0)
 
     def cast_into(self, compute: Tensor) -> None:
         self._sharded.unshard()
@@ -55,10 +55,10 @@ class ShardedMasters(Masters):
         self._sharded.reshard()
 
     def computes(self, turn: int) -> bool:
-        return turn % self.team.size == self.team.rank
+        return turn % self.ranks.size == self.ranks.rank
 
     def broadcast(self, tensor: Tensor, turn: int) -> None:
-        dist.broadcast(tensor, turn % self.team.size)
+        dist.broadcast(tensor, turn % self.ranks.size)
 
 
 class _Flat(nn.Module):

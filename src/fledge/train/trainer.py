@@ -39,7 +39,7 @@ from fledge.train.feed import FeatureSource, read_batch
 from fledge.train.learner import BatchMeasures, Learner
 from fledge.train.optimizer import Optimizer
 from fledge.train.options import TrainOptions
-from fledge.train.parallel import Team
+from fledge.train.parallel import Ranks
 from fledge.train.refusals import refuse_unusable_loss
 from fledge.train.start import initial_head
 from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
@@ -80,7 +80,7 @@ def train(
     Features come from the store at `features_url`; with `online`, only the held-out ones do. Under torchrun all
     processes call this. SIGTERM saves a checkpoint and ends the process with status 143.
     """
-    team = Team.from_environment(target.device)
+    ranks = Ranks.from_environment(target.device)
     store = FeatureStore(features_url) if online is None or Manifest.load(features_url).shards else None
     if store is not None and store.hidden_size != target.config.hidden_size:
         raise DataError(
@@ -91,15 +91,15 @@ def train(
     assert source is not None
     refuse_unusable_loss(target, options)
     head, coverage = initial_head(target, source, options)
-    if team.leads:  # a run that can't start must not claim its folder
+    if ranks.leads:  # a run that can't start must not claim its folder
         train_fingerprint(target, features_url, options, online.url if online else None).claim(train_url)
-    trainer = Trainer(target, source, store, head, options, train_url, team)
-    trainer.run(progress if team.leads else silent)
+    trainer = Trainer(target, source, store, head, options, train_url, ranks)
+    trainer.run(progress if ranks.leads else silent)
     facts = trainer.facts() | {"coverage": round(coverage, 6)}
     metadata, weights = replace(head.metadata, training=facts), trainer.weights()
-    if team.leads:
+    if ranks.leads:
         Head(head.config, weights, metadata).save(head_url)
-    team.wait()
+    ranks.wait()
     return TrainSummary(
         steps=trainer.total,
         conversations=facts["conversations"],
@@ -149,9 +149,9 @@ class Trainer:
         head: Head,
         options: TrainOptions,
         train_url: str,
-        team: Team,
+        ranks: Ranks,
     ) -> None:
-        self._source, self._heldout_store, self._team = source, heldout, team
+        self._source, self._heldout_store, self._ranks = source, heldout, ranks
         self._options = options
         self._url = train_url
         dtype = getattr(torch, options.dtype)
@@ -160,17 +160,17 @@ class Trainer:
         self._schedule = _schedule(self._training, options)
         measured = options.batch_tokens, options.evaluate_tokens
         self._heldout = heldout_batches(heldout, *measured) if heldout else []
-        if not self._heldout and team.leads:
+        if not self._heldout and ranks.leads:
             kept = ", the last weights are kept" if options.keep == "best" else ""
             logger.warning(
                 "no held-out conversations: tau isn't measured%s, and `fledge evaluate` will fail", kept
             )
         self.total = self._planned = len(self._schedule)
-        self._learner.unrolled.weights.distribute(team, options.parallel)
+        self._learner.unrolled.weights.distribute(ranks, options.parallel)
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, self.total)
         self._step_weights = options.step_weights
         self._metrics: list[dict[str, Any]] = []
-        self._tracker = Tracker(options, train_url, leads=team.leads)
+        self._tracker = Tracker(options, train_url, leads=ranks.leads)
         self._writer = CheckpointWriter()
         self._save_every = options.checkpoint_seconds or seconds_between(self._optimizer.state_bytes)
         self._drawn = 0  # rows in the TensorBoard curves
@@ -194,7 +194,7 @@ class Trainer:
             for batch in read_ahead(range(self._step, self.total), self._read_step, ahead, threads):
                 number, every = self._step + 1, self._options.log_every
                 logs = number % every == 0 or self._measures_tau_at(number)
-                measures = self._learner.learn(batch, self._step_weights, measure=logs, team=self._team)
+                measures = self._learner.learn(batch, self._step_weights, measure=logs, ranks=self._ranks)
                 norm = self._optimizer.update(self._step)
                 clock.add(sum(info.tokens for info in self._schedule[self._step]))
                 self._step += 1
@@ -204,14 +204,14 @@ class Trainer:
                     self._log(measures, self._optimizer.learning_rate(self._step - 1), norm, clock, progress)
                 else:
                     progress(self._step, self.total, clock.note())
-                due = self._team.any(time.monotonic() - saved >= self._save_every)
-                stopping = self._team.any(stop.is_set())
+                due = self._ranks.any(time.monotonic() - saved >= self._save_every)
+                stopping = self._ranks.any(stop.is_set())
                 if due or stopping or self._step == self.total:
                     self._save(clock)
                     saved = time.monotonic()
                 if stopping:
                     self._writer.wait()
-                    self._team.wait()
+                    self._ranks.wait()
                     raise SystemExit(143)
         self.seconds = clock.seconds()
         self._tracker.close()
@@ -250,7 +250,7 @@ class Trainer:
         """Shorten the run to the steps that fit into `budget` seconds on this machine, calibration included."""
         start = time.perf_counter()
         with self._optimizer.undone(), freed_memory_is_kept():
-            each = seconds_per_token(self._schedule, self._try_out, budget, self._team.any)
+            each = seconds_per_token(self._schedule, self._try_out, budget, self._ranks.any)
         measuring = 0.0
         if self._heldout:
             before = time.perf_counter()
@@ -258,7 +258,7 @@ class Trainer:
             measuring = time.perf_counter() - before
         remaining = budget - (time.perf_counter() - start) - measuring  # of step 0
         steps = steps_within(self._schedule, each, measuring, self._options.evaluate_every, remaining)
-        self.total = min(self._team.gather(steps))
+        self.total = min(self._ranks.gather(steps))
         self._optimizer.total_steps = self.total
         if self.total < self._planned:
             share = f"{self.total} of {self._planned} steps ({self._epochs(self.total):.2f} epochs)"
@@ -271,7 +271,7 @@ class Trainer:
 
     def _try_out(self, infos: Sequence[SampleInfo]) -> None:
         """One step, to be timed and undone."""
-        self._learner.learn(self._read(infos), self._step_weights, measure=False, team=self._team)
+        self._learner.learn(self._read(infos), self._step_weights, measure=False, ranks=self._ranks)
         self._optimizer.update(0)
 
     def _read_step(self, step: int) -> TrainBatch | None:
@@ -280,7 +280,7 @@ class Trainer:
     def _read(self, infos: Sequence[SampleInfo]) -> TrainBatch | None:
         """This process' share of a batch."""
         learner = self._learner
-        return read_batch(self._source, self._team.share(infos), learner.dtype, learner.device)
+        return read_batch(self._source, self._ranks.share(infos), learner.dtype, learner.device)
 
     def _log(
         self, measures: BatchMeasures | None, rate: float, norm: float, clock: _Clock, progress: Progress
@@ -321,18 +321,18 @@ class Trainer:
         """Chain tau on held-out conversations, with the current weights."""
         depth = self._options.ttt_steps
         assert self._heldout_store is not None
-        mine = self._heldout[self._team.rank :: self._team.size]
+        mine = self._heldout[self._ranks.rank :: self._ranks.size]
         tally, together = Tally(depth), Tally(depth)
         for _, rounds in measured_batches(self._learner, self._heldout_store, mine, depth):
             tally.add(rounds)
-        for part in self._team.gather(tally):
+        for part in self._ranks.gather(tally):
             together.merge(part)
         return together.acceptance()
 
     def _save(self, clock: _Clock) -> None:
         """Save a checkpoint. All processes call this; the leader writes, in the background."""
         state = self._optimizer.state()
-        if not self._team.leads:
+        if not self._ranks.leads:
             return
         if len(self._metrics) > self._drawn:
             write_curves(self._url, self._metrics, time.time() - clock.seconds())
@@ -344,7 +344,7 @@ class Trainer:
         checkpoint = Checkpoint.load(self._url)
         if checkpoint is None:
             return False
-        if self._team.leads:
+        if self._ranks.leads:
             checkpoint.write_metrics(self._url)  # they may have been lost since
         self._optimizer.load_state(checkpoint.tensors)
         self._step, self.seconds = checkpoint.step, checkpoint.seconds

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fledge.train.kernels import Kernels
 from fledge.train.kernels_compiled import kernels_for
-from fledge.train.parallel import Masters, Parallel, Team
+from fledge.train.parallel import Masters, Parallel, Ranks
 from fledge.train.workspace import Workspace
 
 
@@ -84,9 +84,9 @@ class TrainableWeights:
     def __getitem__(self, name: str) -> Weight:
         return self.weights[name]
 
-    def distribute(self, team: Team, parallel: Parallel) -> None:
+    def distribute(self, ranks: Ranks, parallel: Parallel) -> None:
         """Train together with other processes from now on."""
-        self.masters = _masters(self.masters.shard, team, parallel, self.compute.dtype)
+        self.masters = _masters(self.masters.shard, ranks, parallel, self.compute.dtype)
 
     def in_shard(self, weight: Weight) -> slice:
         """A weight's range in this process' shard of the masters; empty if the shard holds none of it."""
@@ -107,10 +107,10 @@ class TrainableWeights:
         return tensors
 
 
-def _masters(masters: Tensor, team: Team, parallel: Parallel, dtype: torch.dtype) -> Masters:
-    """Masters [N], the same in all processes of the team, whole or sharded according to `parallel`."""
-    if parallel == "fsdp" and team.size > 1:
+def _masters(masters: Tensor, ranks: Ranks, parallel: Parallel, dtype: torch.dtype) -> Masters:
+    """Masters [N], the same in all ranks, whole or sharded according to `parallel`."""
+    if parallel == "fsdp" and ranks.size > 1:
         from fledge.train.sharded import ShardedMasters  # FSDP2 takes 0.8 s and 50 MB to import
 
-        return ShardedMasters(masters, team, dtype)
-    return Masters(masters, team)
+        return ShardedMasters(masters, ranks, dtype)
+    return Masters(masters, ranks)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fledge.data.filters import words
-from fledge.data.prompt_store import Prompt
+from fledge.data.prompt_store import TrainingPrompt
 from fledge.data.selection import DuplicateFinder
 from fledge.data.selection import buckets as buckets_module
 from fledge.data.selection.buckets import KeyBuckets
@@ -22,8 +22,8 @@ from fledge.data.selection.duplicates import CONTINUED, KEPT, NEAR_REPEAT, REPEA
 VOCABULARY = [f"word{number}" for number in range(400)]
 
 
-def prompt(turns: list[str], system: str | None = None) -> Prompt:
-    return Prompt("", "log", "chat", turns, 0, "own", system)
+def prompt(turns: list[str], system: str | None = None) -> TrainingPrompt:
+    return TrainingPrompt("", "log", "chat", turns, 0, "own", system)
 
 
 def verdicts(folder: Path, conversations: list[list[str]], near: float = 0.7, batch: int = 3) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fledge.data.filters import words
-from fledge.data.prompt_store import Prompt
+from fledge.data.prompt_store import TrainingPrompt
 from fledge.data.seeds import hash64
 from fledge.data.selection.buckets import KeyBuckets
 
@@ -42,7 +42,7 @@ class DuplicateFinder:
         self._signature_file = open(self._signatures, "wb")  # noqa: SIM115 (closed by verdicts)
         self.rows = 0
 
-    def add(self, prompts: Sequence[Prompt]) -> None:
+    def add(self, prompts: Sequence[TrainingPrompt]) -> None:
         """Add the next prompts, identified by their turns, system prompt and tools."""
         keys: list[int] = []
         rows: list[int] = []
@@ -89,7 +89,7 @@ class DuplicateFinder:
         size = 4 * _PERMUTATIONS
         return np.frombuffer(os.pread(file, size, row * size), np.uint32)
 
-    def _add_signatures(self, prompts: Sequence[Prompt]) -> None:
+    def _add_signatures(self, prompts: Sequence[TrainingPrompt]) -> None:
         grams = [_grams(words("\n".join(prompt.turns))) for prompt in prompts]
         if not grams:
             return

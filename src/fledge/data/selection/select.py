@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fledge.base.errors import StorageError, one_line
 from fledge.base.storage import Manifest
 from fledge.data.options import PromptOptions
-from fledge.data.prompt_store import Prompt, PromptWriter, Reject, prompt_shards
+from fledge.data.prompt_store import PromptWriter, Reject, TrainingPrompt, prompt_shards
 from fledge.data.seeds import salted_hash
 from fledge.data.selection.duplicates import KEPT, REASONS, DuplicateFinder
 from fledge.data.selection.matching import NgramCounts, TrafficModel, distance, features, gumbel
@@ -176,7 +176,7 @@ class _Drawing:
         for pool, start, stop in zip(self._pools, self._borders, self._borders[1:], strict=False):
             yield pool, int(start), int(stop)
 
-    def _alive_rows(self) -> Iterator[tuple[int, Prompt]]:
+    def _alive_rows(self) -> Iterator[tuple[int, TrainingPrompt]]:
         for row, prompt in _rows(self._pools):
             if self._alive[row]:
                 yield row, prompt
@@ -201,7 +201,7 @@ def _write(
     """Shards of chosen prompts, each with the duplicates met on the way; shards already written are skipped."""
     writer = PromptWriter(output_url)
     done, passed = writer.shards, 0
-    prompts: list[Prompt] = []
+    prompts: list[TrainingPrompt] = []
     rejects: list[Reject] = []
 
     def flush() -> None:
@@ -247,12 +247,12 @@ def _distances(
     }
 
 
-def _shards(pools: Sequence[PoolSource]) -> Iterator[list[Prompt]]:
+def _shards(pools: Sequence[PoolSource]) -> Iterator[list[TrainingPrompt]]:
     for pool in pools:
         yield from prompt_shards(pool.url)
 
 
-def _rows(pools: Sequence[PoolSource]) -> Iterator[tuple[int, Prompt]]:
+def _rows(pools: Sequence[PoolSource]) -> Iterator[tuple[int, TrainingPrompt]]:
     row = 0
     for shard in _shards(pools):
         for prompt in shard:
