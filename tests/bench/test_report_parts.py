@@ -9,13 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.gains import gain_chart, lowest
 from fledge.bench.report.page import Page
 from fledge.bench.report.rounds import better_tau, limit_groups, round_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.report.speed import load_note, name_engines
+from fledge.bench.report.speed import cost_per_million, load_note, name_engines
 from fledge.bench.results import RANDOM, BenchResult
 from fledge.bench.statistics import Interval
 from fledge.bench.summary import summarise

@@ -53,6 +53,7 @@ def test_line_separators_inside_texts_and_a_byte_order_mark_are_no_ends_of_lines
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
+        ('{"output_length": 52, "hash_ids": [46]}', "there are lengths but no text to send"),
         ('{"turns": ["unfinished"', "Invalid JSON"),
         ('["a list"]', "Input should be an object"),
         ('{"question_id": 1, "category": "x"}', "turns: Field required"),

@@ -260,8 +260,8 @@ def hub_workload(text: str) -> Workload:
     return Workload(source.name, prompts)
 
 
-def read_workload(url: str, form: str = _FORM) -> Workload:
-    """The prompts of a JSONL file, named after the file; `form` is how errors say that a line is written."""
+def read_workload(url: str) -> Workload:
+    """The prompts of a JSONL file, named after the file."""
     if not exists(url):
         path = Path(url)
         hint = did_you_mean(path.name, neighbours(path))
@@ -270,14 +270,14 @@ def read_workload(url: str, form: str = _FORM) -> Workload:
         text = read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{url} is not UTF-8 text ({error.reason}); save it as UTF-8 JSON lines") from error
-    prompts = parse_prompts(text, url, form)
+    prompts = parse_prompts(text, url)
     if not prompts:
         raise DataError(f"{url} holds no prompts; write one JSON object with `turns` on each line")
     name = posixpath.basename(url)
     return Workload(name.split(".")[0] or name, tuple(prompts))
 
 
-def parse_prompts(text: str, source: str, form: str = _FORM) -> list[Prompt]:
+def parse_prompts(text: str, source: str) -> list[Prompt]:
     """The prompts of JSON lines; `source` names the file in errors. Empty lines are skipped."""
     prompts = []
     for number, line in enumerate(text.split("\n"), start=1):  # not at U+2028, which JSON allows
@@ -298,7 +298,7 @@ def parse_prompts(text: str, source: str, form: str = _FORM) -> list[Prompt]:
             wrong = f"{field}{first['msg']}"
             if isinstance(row, dict) and lengths and not row.get("turns"):
                 wrong = f"there are lengths but no text to send ({', '.join(map(str, row))})"
-            raise DataError(f"{place}: {wrong}; write each line like {form}") from error
+            raise DataError(f"{place}: {wrong}; write each line like {_FORM}") from error
         question_id = number if parsed.question_id is None else parsed.question_id
         found = user_turns(row, "turns")
         context = Prompt("", "", ()) if isinstance(found, str) else Prompt.of("", "", found)

@@ -9,11 +9,11 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass as checked
 
-from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.options import Count, Levels, NotNegative, Positive
 from fledge.bench.plan.forward import Device, forward_seconds, round_seconds, tree_tau
 from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import Table, clock, human_bytes, human_count, number, times
+from fledge.bench.report.speed import cost_per_million
 from fledge.engine import PLAIN, TreeShape
 from fledge.features import bytes_per_token
 from fledge.heads.engines import refusal

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fledge.base.console import plural
 from fledge.bench.load import LoadResult
-from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, times
 from fledge.bench.results import PLAIN, RANDOM, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
@@ -186,6 +185,11 @@ def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
         "Throughput counts the prompts' prefill and the wait for a place, too, which the time per output token at the "
         f"top doesn't: {'; '.join(notes)}."
     )
+
+
+def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
+    """The cost of a million tokens, in the price's currency."""
+    return price_per_hour / (tokens_per_second * 3600) * 1e6
 
 
 def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
