@@ -123,7 +123,6 @@ def answer_row(
         drafted_rounds=stats.drafted_rounds,
         accepted_by_depth=stats.accepted_by_depth,
         phases_ms=_milliseconds(stats.phases),
-        phases_plain_ms=_milliseconds(plain[0].stats.phases),
         shapes=dict(shapes or {}),
         outcome=identity.outcome,
         differs_at=identity.position,
