@@ -104,10 +104,6 @@ def bench_result(heads: tuple[str, ...] = ("trained", "released"), *, levels: bo
         versions={"python": "3.11.7", "fledge": "0.1.0", "torch": "2.13.0"},
         options=BenchOptions(),
         seconds=271.0,
-        shapes={
-            head: {"plain decode": 40, "depth 4, top 4, 16 nodes": 900, "depth 2, top 4, 8 nodes": 120}
-            for head in heads
-        },
     )
 
 

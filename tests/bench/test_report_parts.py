@@ -1,4 +1,4 @@
-"""The report's later blocks: servers over HTTP, limits, cost."""
+"""The report's later blocks: servers over HTTP, rounds, cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.gains import gain_chart, lowest
 from fledge.bench.report.page import Page
-from fledge.bench.report.rounds import better_tau, limit_groups, round_groups
+from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import cost_per_million, load_note, name_engines
 from fledge.bench.results import RANDOM, BenchResult
@@ -125,29 +125,6 @@ def test_levels_of_before_ratios_load_and_are_no_part_of_the_chart(tmp_path: Pat
     outline(render_report(page.facts))
 
 
-def test_limits_follow_from_the_equation() -> None:
-    result = bench_result(("trained",))
-    (view,) = limit_groups(result, name_engines(["trained"]))
-    shown = {bar.label: float(bar.text.rstrip("×")) for bar in view.bars}
-    rows = [row for row in result.answers if row.rounds]
-    rounds = sum(row.rounds for row in rows)
-    whole = 2.1 + 11.9 + 0.2 + 1.1 + 0.3
-    tau = sum(row.round_tokens for row in rows) / rounds
-    step = sum(row.tpot_plain_ms for row in rows) / len(rows)  # all have as many tokens
-    assert shown["as measured"] == pytest.approx(tau * step / whole, abs=0.006)
-    assert shown["drafting at no cost"] == pytest.approx(tau * step / (whole - 3.2), abs=0.006)
-    gains = [float(bar.text.rstrip("×")) for bar in view.bars[1:]]
-    assert gains == sorted(gains, reverse=True)
-
-
-def test_more_acceptance_at_every_depth_raises_tau() -> None:
-    assert better_tau([0.5], 1.5) == pytest.approx(1.6)
-    assert better_tau([0.5, 0.25], 1.75) == pytest.approx(1 + 0.6 + 0.36)
-    assert better_tau([1.0], 2.0) == 2.0
-    assert better_tau([], 1.0) == 1.0
-    assert better_tau([0.5], 1.25, drafted=0.5) == pytest.approx(1.3)  # every other round has no draft
-
-
 def test_a_rounds_equation_holds_where_workloads_differ_in_the_time_of_a_plain_step() -> None:
     rows = [
         answer_row(workload=name, tpot_plain_ms=plain, tpot_ms=plain / 2, phases_ms={"verify": 64 * plain})
@@ -156,7 +133,6 @@ def test_a_rounds_equation_holds_where_workloads_differ_in_the_time_of_a_plain_s
     result = bench_result(("trained",)).model_copy(update={"answers": rows})
     naming = name_engines(["trained"])
     assert round_groups(result, naming)[1].note == "τ 2.00 × 20.0 ms ÷ 20.0 ms per round = 2.00×"
-    assert limit_groups(result, naming)[0].bars[0].text == "2.00×"
 
 
 def test_cost_follows_from_price_and_throughput() -> None:

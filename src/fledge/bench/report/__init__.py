@@ -2,7 +2,7 @@
 
     facts.py    facts besides the benchmark, read from a run's folders
     page.py     all blocks of the page             speed.py    blocks about speed, sameness, load and cost
-    charts.py   SVG                                rounds.py   blocks about rounds: phases, limits, trees
+    charts.py   SVG                                rounds.py   the block about rounds' phases
     figures.py  charts of a benchmark's rows       story.py    blocks about data, training, stages, samples
     served.py   the block about servers            render.py   fills templates/, the page's HTML and CSS
     formats.py  formatting of figures, tables and bars  gains.py  the chart of throughput over plain decode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fledge.bench.report import figures, speed, story
 from fledge.bench.report.facts import ReportFacts
 from fledge.bench.report.gains import gain_chart, gain_note, level_gains
-from fledge.bench.report.rounds import limit_groups, round_groups, shape_table
+from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
 from fledge.bench.results import RELEASED, TRAINED
 from fledge.bench.statistics import range_note
@@ -54,8 +54,6 @@ class Page:
         by_depth = {head: acceptance_by_depth(bench.rows(head)) for head in self.heads} if bench else {}
         self.depth_chart = figures.depth_chart(by_depth, naming)
         self.rounds = round_groups(bench, naming)
-        self.limits = limit_groups(bench, naming)
-        self.shape_table = shape_table(bench, naming)
         self.samples = story.sample_views(bench, naming)
         self.data = story.data_views(facts, naming)
         self.training = story.training_views(facts, naming)
