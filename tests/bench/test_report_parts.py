@@ -1,4 +1,4 @@
-"""The report's later blocks: servers over HTTP, rounds, cost."""
+"""The report's later blocks: servers over HTTP, load, rounds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 from fledge.bench.report import ReportFacts, render_report
 from fledge.bench.report.gains import gain_chart, lowest
 from fledge.bench.report.page import Page
 from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.report.speed import cost_per_million, load_note, name_engines
+from fledge.bench.report.speed import load_note, name_engines
 from fledge.bench.results import RANDOM, BenchResult
 from fledge.bench.statistics import Interval
 from fledge.bench.summary import summarise
@@ -133,11 +131,3 @@ def test_a_rounds_equation_holds_where_workloads_differ_in_the_time_of_a_plain_s
     result = bench_result(("trained",)).model_copy(update={"answers": rows})
     naming = name_engines(["trained"])
     assert round_groups(result, naming)[1].note == "τ 2.00 × 20.0 ms ÷ 20.0 ms per round = 2.00×"
-
-
-def test_cost_follows_from_price_and_throughput() -> None:
-    assert cost_per_million(3.6, 1000.0) == pytest.approx(1.0)
-    result = bench_result(("trained",))
-    priced = result.model_copy(update={"options": result.options.model_copy(update={"price_per_hour": 0.5})})
-    assert "Cost per million output tokens" in render_report(ReportFacts("t", priced))
-    assert "Cost per million" not in render_report(ReportFacts("t", result))

@@ -92,9 +92,6 @@ class BenchOptions(BaseModel):
         default=None,
         description="record rounds at start and replay them; on GPUs with Triton only, and there by default",
     )
-    price_per_hour: float | None = Field(
-        default=None, gt=0, description="of the machine, in any currency: shows the cost per million tokens"
-    )
 
     @property
     def decoding(self) -> str:

@@ -248,7 +248,7 @@ def bench(
 def report(settings: Settings = None, run_dir: RunDir = None) -> None:
     """Write report.html and summary.json.
 
-    Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
+    The page shows the recipe that the run was made with, whatever is named here.
     """
     _stage("report", described_run(settings, run_dir))
 

@@ -49,7 +49,6 @@ class Page:
         repeats = bench.options.sweep_repeats if bench and self.gain_chart else 0
         self.range_note = range_note(repeats, "bench.sweep_repeats")
         self.level_table = speed.level_table(levels, naming)
-        self.costs = speed.cost_groups(bench, naming)
 
         by_depth = {head: acceptance_by_depth(bench.rows(head)) for head in self.heads} if bench else {}
         self.depth_chart = figures.depth_chart(by_depth, naming)

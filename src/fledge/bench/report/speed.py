@@ -1,4 +1,4 @@
-"""The report's blocks about speed, identity, load and cost."""
+"""The report's blocks about speed, identity and load."""
 
 from __future__ import annotations
 
@@ -185,33 +185,6 @@ def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
         "Throughput counts the prompts' prefill and the wait for a place, too, which the time per output token at the "
         f"top doesn't: {'; '.join(notes)}."
     )
-
-
-def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
-    """The cost of a million tokens, in the price's currency."""
-    return price_per_hour / (tokens_per_second * 3600) * 1e6
-
-
-def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """Cost by concurrency and engine; empty without a price."""
-    price = bench.options.price_per_hour if bench else None
-    levels = (
-        [row for row in bench.levels if row.engine != RANDOM] if bench else []
-    )  # nobody pays for that one
-    if price is None or not levels:
-        return []
-    top = max(cost_per_million(price, row.output_throughput) for row in levels)
-    groups = []
-    for level in dict.fromkeys(row.concurrency for row in levels):
-        rows, bars = [row for row in levels if row.concurrency == level], []
-        for row in rows:
-            cost = cost_per_million(price, row.output_throughput)
-            label, style = naming.labels[row.engine], naming.styles[row.engine]
-            bars.append(Bar(label, style, f"{cost:.2f}", 100 * cost / top))
-        best = max((row.ratio for row in rows if row.engine != PLAIN and row.ratio is not None), default=None)
-        saving = f"{times(best)} the tokens for the money" if best else ""
-        groups.append(BarGroup(f"{level} in flight", saving, bars))
-    return groups
 
 
 def rejected_rows(bench: BenchResult | None, naming: Naming) -> list[str]:
