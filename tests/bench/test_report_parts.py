@@ -12,7 +12,7 @@ from fledge.bench.report.gains import gain_chart, lowest
 from fledge.bench.report.page import Page
 from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.report.speed import load_note, name_engines
+from fledge.bench.report.speed import name_engines
 from fledge.bench.results import RANDOM, BenchResult
 from fledge.bench.statistics import Interval
 from fledge.bench.summary import summarise
@@ -56,19 +56,6 @@ def test_requests_that_failed_are_told_of_their_server_even_if_it_is_the_only_on
     assert view.verdicts[0] in render_report(ReportFacts("t", load=alone))
 
 
-def test_what_load_does_to_a_head_is_told_in_throughput() -> None:
-    rows = bench_result(("trained",)).levels
-    # Later first tokens, faster ones afterwards: not what a server's owner pays for.
-    rows = [
-        row.model_copy(update={"median_tpot_ms": row.median_tpot_ms * 0.1}) if row.engine == "plain" else row
-        for row in rows
-    ]
-    note = load_note(rows, name_engines(["trained"]))
-    assert note.endswith(
-        ": this run's head 1.44× with 1 in flight, 1.26× with 16; random head 1.05× with 1 in flight, 0.99× with 16."
-    )
-
-
 GAINS = {
     "trained": {1: Interval(1.4, 1.3, 1.5, 3), 32: Interval(1.02, 1.0, 1.03, 3)},
     RANDOM: {1: Interval(1.01, 1.0, 1.02, 3), 32: Interval(0.994, 0.98, 1.001, 3)},
@@ -99,7 +86,6 @@ def test_everything_a_report_says_of_a_load_is_one_figure(tmp_path: Path) -> Non
     ]
     result = result.model_copy(update={"levels": rows})
     page = render_report(report_facts(result))
-    assert "1.23× with 16;" in page  # the last level's, in the sentence about load
     assert "this run&#39;s head: 1.23× plain decode at 16" in page.replace("&#x27;", "&#39;")
     assert "<td>1.23×</td><td>1.20–1.26</td>" in page
     assert "With bench.sweep_repeats 3 an interval is the range they fell in" in page
@@ -118,7 +104,6 @@ def test_levels_of_before_ratios_load_and_are_no_part_of_the_chart(tmp_path: Pat
     places.write_text("".join(json.dumps(line) + "\n" for line in old))
     page = Page(report_facts(BenchResult.load(str(tmp_path))))
     assert page.gain_chart == ""
-    assert page.load_note == ""
     assert page.tpot_chart
     outline(render_report(page.facts))
 

@@ -115,14 +115,6 @@ def test_workloads_of_the_same_name_stay_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_generated_sets_of_other_sizes_stay_apart() -> None:
-    sets = ("random:count=2,words=5", "random:count=2,words=9")
-    assert [workload.name for workload in load_workloads(BenchOptions(own_prompts=0, sets=sets))] == [
-        "random",
-        "random-2",
-    ]
-
-
 def test_nothing_to_measure_on_is_refused() -> None:
     with pytest.raises(DataError, match="nothing to measure"):
         load_workloads(BenchOptions(own_prompts=0))

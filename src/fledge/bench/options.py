@@ -32,7 +32,7 @@ class BenchOptions(BaseModel):
     sets: tuple[str, ...] = Field(
         default=(),
         description="own sets of one kind each, 40 prompts: multi_turn, code, mathematics, summarisation, translation, "
-        "question_answering, long_context; or generated ones: random:words=300, shared-prefix:words=1000",
+        "question_answering, long_context",
     )
     prompts_limit: int | None = Field(
         default=None, ge=1, description="prompts taken from each further file or set; null: all"

@@ -56,7 +56,7 @@ def bench_server(
         typer.Option(help="NAME=http://host:port of a running server; repeatable, the baseline first"),
     ],
     workload: Annotated[
-        str, typer.Option(help="fledge's own set (mixed, code, ...), random:..., or a file")
+        str, typer.Option(help="fledge's own set (mixed, code, ...), dataset:NAME, or a file")
     ] = "mixed",
     prompts: Annotated[int | None, typer.Option(help="take this many prompts of it at most")] = None,
     concurrency: InFlight = "1,2,4,8,16",

@@ -19,8 +19,3 @@ def parse_shapes(text: str) -> tuple[TreeShape, ...]:
             raise DataError(f"{part!r} is not a tree shape; write depth-topk-nodes such as 4-4-16")
         shapes.append(TreeShape(*(int(number) for number in match.groups())))
     return tuple(shapes)
-
-
-def shape_text(shape: TreeShape) -> str:
-    """`4-4-16`, the inverse of `parse_shapes`."""
-    return f"{shape.depth}-{shape.topk}-{shape.nodes}" if shape.depth else "plain"

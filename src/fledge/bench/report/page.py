@@ -45,7 +45,6 @@ class Page:
         self.gain_chart, self.gain_note = gain_chart(gains, naming), gain_note(gains, naming)
         self.tpot_chart = figures.load_chart(levels, naming, "median_tpot_ms")
         self.ttft_chart = figures.load_chart(levels, naming, "median_ttft_ms")
-        self.load_note = speed.load_note(levels, naming)
         repeats = bench.options.sweep_repeats if bench and self.gain_chart else 0
         self.range_note = range_note(repeats, "bench.sweep_repeats")
         self.level_table = speed.level_table(levels, naming)

@@ -166,27 +166,6 @@ def level_table(levels: Sequence[LevelRow], naming: Naming) -> Table:
     return Table((*columns, "interval", "τ"), rows)
 
 
-def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
-    """How the gain changes with load, by head.
-
-    The gain is one of throughput. With many requests in flight, drafting also changes which answers wait for which
-    prefills, which shifts time from the first tokens to the later ones.
-    """
-    notes = []
-    for head in dict.fromkeys(row.engine for row in levels if row.engine != PLAIN and row.ratio is not None):
-        rows = [row for row in levels if row.engine == head]
-        note = f"{naming.labels[head]} {times(rows[0].ratio)} with {rows[0].concurrency} in flight"
-        notes.append(
-            f"{note}, {times(rows[-1].ratio)} with {rows[-1].concurrency}" if len(rows) > 1 else note
-        )
-    if not notes:
-        return ""
-    return (
-        "Throughput counts the prompts' prefill and the wait for a place, too, which the time per output token at the "
-        f"top doesn't: {'; '.join(notes)}."
-    )
-
-
 def rejected_rows(bench: BenchResult | None, naming: Naming) -> list[str]:
     """Rows with implausible times, and why."""
     rows = [row for row in bench.answers if row.rejected] if bench else []
