@@ -178,7 +178,7 @@ async def run(
         )  # fmt: skip
 
         async def ask(prompt: Prompt, **fields: bool) -> RequestRecord:
-            record = RequestRecord(prompt.question_id, 0, time.perf_counter())
+            record = RequestRecord(prompt.question_id, 0)
             return await send(session, call, prompt.messages, record, {**prompt.extras, **fields})
 
         async def state() -> dict[str, Any]:

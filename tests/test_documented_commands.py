@@ -25,14 +25,11 @@ INSTRUMENT = re.compile(r"python -m benchmarks\.(\w+)([^`\n)]*)")
 
 
 def fenced(text: str) -> Iterator[str]:
-    """Commands in blocks, continued lines joined; those that a server is started with, too."""
+    """Commands in blocks, continued lines joined."""
     for block in FENCED.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             if re.match(r"\s*([A-Z_]+=\S+ )*(\.venv/bin/)?fledge [a-z]", line):
                 yield line
-            yield from (
-                started.replace("{port}", "1") for started in re.findall(r'start:(fledge [^"]*)"', line)
-            )
 
 
 def inline(text: str) -> Iterator[str]:
@@ -108,9 +105,7 @@ def test_instruments_that_pages_name_exist_with_their_options(page: Path) -> Non
 
 
 def test_a_command_that_does_not_exist_is_found() -> None:
-    text = '```\nfledge bench server \\\n  --server "a=start:fledge serve --plane --port {port}"\n```\n'
-    shown = list(fenced(text))
-    assert len(shown) == 2
-    found, arguments = command(words(shown[1]))
+    (shown,) = fenced("```\nfledge serve \\\n  --plane\n```\n")
+    found, arguments = command(words(shown))
     with pytest.raises(Exception, match="--plane"):
         found.make_context(found.name, arguments)

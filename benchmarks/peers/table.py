@@ -90,7 +90,7 @@ def _behind(peers: PeersFound) -> list[str]:
         ]
         if ahead:
             notes.append(
-                f"{level} in flight: ahead of fledge are {', '.join(ahead)}; `fledge report` on a benchmark of this "
-                "target says which term of the round limits it"
+                f"{level} in flight: ahead of fledge are {', '.join(ahead)}; the report of a "
+                "benchmark of this target shows where a round's time goes"
             )
     return notes

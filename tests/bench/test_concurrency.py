@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -182,9 +181,6 @@ def test_figures_are_the_loops_own_times_and_tau_is_over_all_rounds(monkeypatch:
 
         def __init__(self) -> None:
             self.steps, self.sent = 0, 0
-
-        def stats(self) -> SimpleNamespace:
-            return SimpleNamespace(shapes=[])
 
         def submit(self, prompt: list[int], params: SamplingParams) -> int:
             self.sent += 1

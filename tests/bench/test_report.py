@@ -18,7 +18,6 @@ from fledge.bench.report.charts import Axes, Series, column_chart, line_chart, n
 from fledge.bench.report.facts import TrainingFacts
 from fledge.bench.report.figures import running_mean, thinned
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
-from fledge.bench.report.rounds import shape_table
 from fledge.bench.report.speed import name_engines
 from fledge.bench.report.story import training_views
 from fledge.bench.results import Piece
@@ -88,8 +87,6 @@ def test_report_holds_the_figures(page: str) -> None:
     assert "71% of what the bandwidth allows" in page
     assert "prefers-color-scheme: dark" in page
     assert "95 % interval" in page
-    assert "What limits the speed-up next" in page
-    assert "<th>4 deep</th>" in page
 
 
 def test_accepted_draft_tokens_are_coloured_by_depth() -> None:
@@ -207,15 +204,6 @@ def test_an_answer_that_differs_without_lookup_only_is_told_in_the_headline() ->
     assert rows[-1].head == "trained without lookup"
     page = render_report(ReportFacts("t", result.model_copy(update={"answers": rows})))
     assert "but outputs differ</h1>" in page
-
-
-def test_trees_are_one_table_of_shares_by_depth() -> None:
-    table = shape_table(bench_result(("trained",), levels=False), name_engines(["trained"]))
-    (row,) = table.rows
-    cells = dict(zip(table.columns, row, strict=True))
-    assert cells["head"] == "this run's head"
-    assert (cells["plain"], cells["2 deep"], cells["4 deep"], cells["3 deep"]) == ("4%", "11%", "85%", "0%")
-    assert cells["nodes"] == "15.1"  # (900 * 16 + 120 * 8) / 1020
 
 
 def test_curves_of_several_trainings_mark_where_each_began(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import asyncio
 import random
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +51,7 @@ async def block(url: str, prompts: list[Prompt], pause_s: float) -> dict[str, li
         for prompt in prompts:
             for kind, fields in KINDS.items():
                 await asyncio.sleep(pause_s)
-                record = RequestRecord(prompt.question_id, 0, time.perf_counter())
+                record = RequestRecord(prompt.question_id, 0)
                 await send(session, call, prompt.messages, record, {**prompt.extras, **fields})
                 assert record.ok, record.error
                 found[kind].append(record)

@@ -39,7 +39,7 @@ async def client(url: str, prompts: Sequence[Prompt], end: float, pause: float) 
         call = Call(url, await model_name(session, url), 128, 0.0, False, True, None, 600.0)
         while time.monotonic() < end:
             prompt = random.choice(prompts)
-            record = RequestRecord(prompt.question_id, 0, time.perf_counter())
+            record = RequestRecord(prompt.question_id, 0)
             await send(session, call, prompt.messages, record, {**prompt.extras, "learn": True})
             assert record.ok, record.error
             done.append(record)

@@ -5,7 +5,7 @@ answers.py      prompts one at a time, in alternation       identity.py     does
 concurrency.py  many requests in flight                     costs.py        single forwards
 workloads.py    the prompts                                 machine.py      processor, memory bandwidth, versions
 results.py      the files it writes                         summary.py      summary.json
-statistics.py   intervals and significance                  shapes.py       names of tree shapes
+statistics.py   intervals and significance
 
 load/           `fledge bench server`                      plan/           `fledge plan`
 report/         report.html

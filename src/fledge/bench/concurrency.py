@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fledge.bench.results import PLAIN, LevelRow
-from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import alternation, compare_paired
 from fledge.data.options import Progress, silent
 from fledge.engine import Completion, Engine, SamplingParams
@@ -119,7 +118,6 @@ class ClosedLoop:
         self._first: dict[int, float] = {}  # times of their first tokens
         self._ttfts_ms: list[float] = []
         self._tpots_ms: list[float] = []
-        self._shapes = shape_rounds(engine)
 
     @property
     def done(self) -> bool:
@@ -160,7 +158,6 @@ class ClosedLoop:
             p95_tpot_ms=float(np.percentile(tpots, 95)),
             median_ttft_ms=median(self._ttfts_ms),
             tau=sum(one.tau * one.rounds for one in stats) / rounds if rounds else 1.0,
-            shapes=rounds_since(self._shapes, self._engine),
         )
 
 

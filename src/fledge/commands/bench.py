@@ -51,28 +51,16 @@ bench_app = typer.Typer(
 
 @bench_app.command("server")
 def bench_server(
-    context: typer.Context,
     server: Annotated[
         list[str],
-        typer.Option(
-            help="NAME=http://host:port, or NAME=start:COMMAND with {port} in it; repeatable, the baseline first"
-        ),
+        typer.Option(help="NAME=http://host:port of a running server; repeatable, the baseline first"),
     ],
     workload: Annotated[
-        str, typer.Option(help="fledge's own set (mixed, code, ...), random:..., or a file")
+        str, typer.Option(help="fledge's own set (mixed, code, ...), dataset:NAME, or a file")
     ] = "mixed",
     prompts: Annotated[int | None, typer.Option(help="take this many prompts of it at most")] = None,
-    concurrency: Annotated[str, typer.Option(help="closed loop: requests in flight")] = "1,2,4,8,16",
-    rate: Annotated[
-        str, typer.Option(help="open loop instead: requests per second, Poisson; inf: at once")
-    ] = "",
-    replay: Annotated[
-        str | None, typer.Option(help="send a traffic log (lines with `timestamp`) with its own timing")
-    ] = None,
-    speed: Annotated[float, typer.Option(help="how many times as fast the replay runs")] = 1.0,
-    requests: Annotated[
-        int, typer.Option(help="requests per level; 0: two per slot, at least 8; in an open loop 32")
-    ] = 0,
+    concurrency: InFlight = "1,2,4,8,16",
+    requests: Annotated[int, typer.Option(help="requests per level; 0: two per slot, at least 8")] = 0,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     ignore_eos: Annotated[
@@ -82,14 +70,6 @@ def bench_server(
         int, typer.Option(help="repeats of each level; 8 or more tell small differences from noise")
     ] = 2,
     warmup: Annotated[int, typer.Option(help="requests sent beforehand and not counted")] = 2,
-    slo: Annotated[
-        str | None, typer.Option(help="limits in ms for goodput, such as ttft:500,tpot:50")
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(help="price of a server's machine per hour: shows the cost of a million tokens"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="seed of the Poisson arrivals")] = 0,
     model: Annotated[
         str | None, typer.Option(help="name of the model; by default the first that each server names")
     ] = None,
@@ -100,68 +80,41 @@ def bench_server(
             show_default="of servers that know it",
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="restart each server for every block")] = False,
-    ready_timeout: Annotated[float, typer.Option(help="seconds a started server may take")] = 600.0,
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
 ) -> None:
     """Measure OpenAI-compatible servers, and compare them with the first."""
     from fledge.base.console import StageProgress
     from fledge.base.storage import join, refuse_unwritable
-    from fledge.bench.load import LoadOptions, Objective
-    from fledge.bench.load.drive import read_traffic
+    from fledge.bench.load import LoadOptions
     from fledge.bench.load.run import run_load
     from fledge.bench.load.servers import parse_servers
     from fledge.bench.options import refused_by_name
     from fledge.bench.workloads import find_workload
     from fledge.run.closing import REPORT_NAME, close_load, keep_load
 
-    _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
     with refused_by_name():
         options = LoadOptions(
             concurrency=numbers(concurrency, int, "--concurrency"),
-            rates=numbers(rate, float, "--rate"),
             requests=requests,
             max_tokens=max_tokens,
             temperature=temperature,
             ignore_eos=ignore_eos,
             repeats=repeats,
             warmup=warmup,
-            fresh=fresh,
-            ready_timeout_s=ready_timeout,
-            seed=seed,
-            slo=Objective.parse(slo) if slo else None,
-            price_per_hour=price,
             token_counts=token_counts,
             model=model,
         )
     refuse_unwritable(join(run_dir, REPORT_NAME))
-    if replay:
-        workload_prompts, traffic = read_traffic(replay, speed)
-    else:
-        workload_prompts, traffic = find_workload(workload).limited(prompts), []
+    chosen = find_workload(workload).limited(prompts)
     with StageProgress("load") as progress:
         result = run_load(
             parse_servers(server),
-            workload_prompts,
+            chosen,
             options,
-            traffic=traffic,
             progress=progress.update,
             ended_early=lambda partial: keep_load(partial, run_dir),
         )
     close_load(result, run_dir, shlex.join(["fledge", *sys.argv[1:]]))
-
-
-def _refuse_other_loads(context: typer.Context, load: str) -> None:
-    """Raise an error for options of another kind of load, which would be ignored."""
-    unused = {
-        "replay": ("workload", "prompts", "concurrency", "rate", "requests", "seed"),
-        "rate": ("concurrency", "speed"),
-        "concurrency": ("seed", "speed"),
-    }
-    for name in unused[load]:
-        source = context.get_parameter_source(name)
-        if source and source.name != "DEFAULT":
-            raise DataError(f"--{name} has no effect in a load by --{load}; leave it out")
 
 
 def numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:

@@ -259,7 +259,7 @@ def report(
 ) -> None:
     """Write report.html and summary.json; or the data card.
 
-    Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
+    The page shows the recipe that the run was made with, whatever is named here.
     """
     if card:
         if settings:

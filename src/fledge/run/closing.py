@@ -45,14 +45,10 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     """The contents of a run's report; `seconds` is the duration of each stage.
 
-    The report shows the recipe the run was made with, not the one it is reported with. Only a price given now is used,
-    since no stage depends on it.
+    The report shows the recipe the run was made with, not the one it is reported with.
     """
     head = training_facts(run.url("head"), run.url("train", "metrics.jsonl"))
     bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
-    if bench is not None and (price := run.recipe.bench.price_per_hour) is not None:
-        priced = bench.options.model_copy(update={"price_per_hour": price})
-        bench = bench.model_copy(update={"options": priced})
     load = _checked_load(run.folder) if storage.exists(run.url("load", "load.json")) else None
     saved = run.url(RECIPE_NAME)
     recipe = read_recipe_file(saved) if storage.exists(saved) else run.recipe.to_yaml()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, NamedTuple
 
 from fledge.base.errors import TargetError
@@ -72,21 +71,14 @@ class HeadShape:
 
     weights: int  # layer and lm_head over the draft vocabulary; what a draft step reads
     fc: int  # the projection of the three features, read only by draft-extend
-    matrices: tuple[tuple[int, int], ...] = ()  # of the layer: Muon's
 
     @classmethod
     def of(cls, target: ModelShape, draft_vocab: int = 32_000) -> HeadShape:
         """The head that fledge would train, with a draft vocabulary of this size."""
         c, hidden = target.head, target.hidden
         qkv, out = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.num_heads * c.head_dim
-        matrices = (
-            (qkv, 2 * hidden),
-            (hidden, out),
-            (2 * c.intermediate_size, hidden),
-            (hidden, c.intermediate_size),
-        )
-        fc, vocabulary = (hidden, 3 * hidden), min(draft_vocab, target.vocab) * hidden
-        return cls(sum(map(prod, matrices)) + vocabulary, prod(fc), (fc, *matrices))
+        layer = qkv * 2 * hidden + hidden * out + 3 * c.intermediate_size * hidden
+        return cls(layer + min(draft_vocab, target.vocab) * hidden, 3 * hidden * hidden)
 
 
 def read_shape(place: str) -> ModelShape:

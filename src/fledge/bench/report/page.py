@@ -5,7 +5,7 @@ from __future__ import annotations
 from fledge.bench.report import figures, speed, story
 from fledge.bench.report.facts import ReportFacts
 from fledge.bench.report.gains import gain_chart, gain_note, level_gains
-from fledge.bench.report.rounds import limit_groups, round_groups, shape_table
+from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
 from fledge.bench.results import RELEASED, TRAINED
 from fledge.bench.statistics import range_note
@@ -45,17 +45,13 @@ class Page:
         self.gain_chart, self.gain_note = gain_chart(gains, naming), gain_note(gains, naming)
         self.tpot_chart = figures.load_chart(levels, naming, "median_tpot_ms")
         self.ttft_chart = figures.load_chart(levels, naming, "median_ttft_ms")
-        self.load_note = speed.load_note(levels, naming)
         repeats = bench.options.sweep_repeats if bench and self.gain_chart else 0
         self.range_note = range_note(repeats, "bench.sweep_repeats")
         self.level_table = speed.level_table(levels, naming)
-        self.costs = speed.cost_groups(bench, naming)
 
         by_depth = {head: acceptance_by_depth(bench.rows(head)) for head in self.heads} if bench else {}
         self.depth_chart = figures.depth_chart(by_depth, naming)
         self.rounds = round_groups(bench, naming)
-        self.limits = limit_groups(bench, naming)
-        self.shape_table = shape_table(bench, naming)
         self.samples = story.sample_views(bench, naming)
         self.data = story.data_views(facts, naming)
         self.training = story.training_views(facts, naming)
