@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fledge.base.errors import DataError
+from fledge.engine.options import CudaGraphs, DraftWeightsOption, LookupTokens, Overlap
 from fledge.native.abi import MOST_NODES
 
 Count = Annotated[int, Field(ge=1)]
@@ -37,9 +38,7 @@ class BenchOptions(BaseModel):
     prompts_limit: int | None = Field(
         default=None, ge=1, description="prompts taken from each further file or set; null: all"
     )
-    draft_weights: Literal["int8", "bfloat16"] | None = Field(
-        default=None, description="what the heads' matrices are kept in; null: int8 where the CPU kernels run"
-    )
+    draft_weights: DraftWeightsOption = None
     max_tokens: Count = Field(default=128, description="new tokens per answer")
     temperature: float = Field(
         default=0.0, ge=0, description="of the answers; 0: greedy. A prompt's number in its set is its seed"
@@ -47,10 +46,7 @@ class BenchOptions(BaseModel):
     repeats: Count = Field(
         default=2, description="times each prompt is run; 2 makes plain, head, head, plain (ABBA)"
     )
-    lookup: Annotated[int, Field(ge=0, le=31)] | None = Field(
-        default=None,
-        description="tokens prompt lookup may add to a draft tree; null: the engine's own number, 0: none",
-    )
+    lookup: LookupTokens = None
     without_lookup: bool = Field(
         default=False, description="also measure the first head without prompt lookup, as a head of its own"
     )
@@ -84,14 +80,8 @@ class BenchOptions(BaseModel):
     bandwidth: bool = Field(
         default=True, description="measure raw read bandwidth, for the limit of plain decode"
     )
-    overlap: bool | None = Field(
-        default=None,
-        description="the host works on a round's results while the next one runs; on GPUs only, and there by default",
-    )
-    cuda_graphs: bool | None = Field(
-        default=None,
-        description="record rounds at start and replay them; on GPUs with Triton only, and there by default",
-    )
+    overlap: Overlap = None
+    cuda_graphs: CudaGraphs = None
 
     @property
     def decoding(self) -> str:

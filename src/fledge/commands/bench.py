@@ -12,6 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from fledge.base.errors import DataError, RecipeError, did_you_mean
+from fledge.bench.load.options import LoadOptions
+from fledge.commands.options import Flags, with_flags
 
 _DEFAULT = "engine"
 _Number = TypeVar("_Number", int, float)
@@ -49,7 +51,11 @@ bench_app = typer.Typer(
 )
 
 
+_LOAD = Flags(LoadOptions, "Load")
+
+
 @bench_app.command("server")
+@with_flags(_LOAD)
 def bench_server(
     server: Annotated[
         list[str],
@@ -59,51 +65,18 @@ def bench_server(
         str, typer.Option(help="fledge's own set (mixed, code, ...), dataset:NAME, or a file")
     ] = "mixed",
     prompts: Annotated[int | None, typer.Option(help="take this many prompts of it at most")] = None,
-    concurrency: InFlight = "1,2,4,8,16",
-    requests: Annotated[int, typer.Option(help="requests per level; 0: two per slot, at least 8")] = 0,
-    max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="let each answer be max-tokens long, where the server can")
-    ] = False,
-    repeats: Annotated[
-        int, typer.Option(help="repeats of each level; 8 or more tell small differences from noise")
-    ] = 2,
-    warmup: Annotated[int, typer.Option(help="requests sent beforehand and not counted")] = 2,
-    model: Annotated[
-        str | None, typer.Option(help="name of the model; by default the first that each server names")
-    ] = None,
-    token_counts: Annotated[
-        bool | None,
-        typer.Option(
-            help="ask for the tokens of each chunk, for true TPOTs and ITLs",
-            show_default="of servers that know it",
-        ),
-    ] = None,
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
+    **given: Any,
 ) -> None:
     """Measure OpenAI-compatible servers, and compare them with the first."""
     from fledge.base.console import StageProgress
     from fledge.base.storage import join, refuse_unwritable
-    from fledge.bench.load import LoadOptions
     from fledge.bench.load.run import run_load
     from fledge.bench.load.servers import parse_servers
-    from fledge.bench.options import refused_by_name
     from fledge.bench.workloads import find_workload
     from fledge.run.closing import REPORT_NAME, close_load, keep_load
 
-    with refused_by_name():
-        options = LoadOptions(
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            requests=requests,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            ignore_eos=ignore_eos,
-            repeats=repeats,
-            warmup=warmup,
-            token_counts=token_counts,
-            model=model,
-        )
+    options = _LOAD.made(given)
     refuse_unwritable(join(run_dir, REPORT_NAME))
     chosen = find_workload(workload).limited(prompts)
     with StageProgress("load") as progress:

@@ -88,6 +88,6 @@ def _kind(annotation: Any) -> Any:
         return _kind(next(part for part in get_args(annotation) if part is not type(None)))
     if origin is Literal or annotation in _SIMPLE:
         return annotation
-    if origin is tuple:
+    if origin is tuple and get_args(annotation)[0] is str:  # repeatable
         return list[str]
     return str

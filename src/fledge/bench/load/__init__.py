@@ -8,7 +8,14 @@ servers.py   the servers by name                run.py       all servers and lev
 Results are read without the package aiohttp, which sends the requests: import what sends from its own file.
 """
 
-from fledge.bench.load.options import LoadOptions
-from fledge.bench.load.results import LoadResult
+from typing import TYPE_CHECKING
+
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.bench.load.options import LoadOptions
+    from fledge.bench.load.results import LoadResult
+else:
+    __getattr__ = on_first_use(__name__)
 
 __all__ = ["LoadOptions", "LoadResult"]

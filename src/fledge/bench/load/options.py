@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from pydantic.dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import BeforeValidator, Field
+
+from fledge.base.errors import DataError
+from fledge.base.options import Flag, Options, Switch
 from fledge.bench.options import Count, CountOrNone, Levels, NotNegative
 
 
-@dataclass(frozen=True)
-class LoadOptions:
+def _levels(text: object) -> object:
+    """The numbers of `1,2,4`; anything else as it is."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return tuple(map(int, text.rstrip(",").split(",")))
+    except ValueError:
+        raise ValueError("use whole numbers with commas between them, like 1,2,4") from None
+
+
+class LoadOptions(Options):
     """One load test: a closed loop at each `concurrency`."""
 
-    concurrency: Levels = (1, 2, 4, 8, 16)
-    requests: CountOrNone = 0  # per level; 0: two per slot, and at least 8
-    max_tokens: Count = 128
-    temperature: NotNegative = 0.0
-    ignore_eos: bool = False  # supported by SGLang, vLLM and fledge; others reject it
-    repeats: Count = 2  # of each level, alternating between servers
-    warmup: CountOrNone = 2  # requests before the first level
-    timeout_s: float = 600.0  # of one request
-    model: str | None = None  # requested model; None: the first that each server lists
-    # Request the number of tokens with every chunk (vLLM's continuous_usage_stats); None: if the warm-up is answered
-    token_counts: bool | None = None
+    error = DataError
+
+    concurrency: Annotated[Levels, BeforeValidator(_levels), Flag(metavar="N,N,...")] = Field(
+        (1, 2, 4, 8, 16), description="requests in flight, level after level"
+    )
+    requests: CountOrNone = Field(0, description="requests per level; 0: two per slot, at least 8")
+    max_tokens: Count = Field(128, description="longest answer")
+    temperature: NotNegative = Field(0.0, description="0 is greedy")
+    ignore_eos: Switch = Field(
+        False, description="let each answer be max-tokens long; SGLang, vLLM and fledge can, others reject it"
+    )
+    repeats: Count = Field(
+        2, description="repeats of each level, servers in turn; 8 or more tell small differences from noise"
+    )
+    warmup: CountOrNone = Field(2, description="requests sent beforehand and not counted")
+    timeout_s: Annotated[float, Flag(hidden=True)] = Field(600.0, description="seconds of one request")
+    model: str | None = Field(
+        None, description="name of the model; by default the first that each server names"
+    )
+    token_counts: Annotated[Switch | None, Flag(default="of servers that know it")] = Field(
+        None, description="request the number of tokens with every chunk, for true TPOTs and ITLs"
+    )
 
     def requests_at(self, concurrency: int) -> int:
         """Requests of one level."""

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -82,7 +82,7 @@ class _LoadTest:
             models=self.models,
             addresses=dict(self.servers),
             workload=self.workload,
-            options=json.loads(json.dumps(asdict(self.options))),  # as they will be in the file
+            options=json.loads(json.dumps(self.options.model_dump())),  # as they will be in the file
             comparisons=compare_levels(self.rows, list(self.servers), self._same()),
             machine=machine_facts(),
             versions=versions(),

@@ -60,8 +60,13 @@ class NativeDraft:
     def tree(self) -> DraftTree:
         """N nodes per request."""
         shape = self._requests, int(self.raw.nodes)
-        ids = (self._ids(name, *shape) for name in ("token_ids", "parents", "depths", "masks"))
-        return DraftTree(*ids, self._floats("log_probs", *shape))
+        return DraftTree(
+            self._ids("token_ids", *shape),
+            self._ids("parents", *shape),
+            self._ids("depths", *shape),
+            self._ids("masks", *shape),
+            self._floats("log_probs", *shape),
+        )
 
     @cached_property
     def levels(self) -> list[Tensor]:
