@@ -47,14 +47,16 @@ class Flags(Generic[Model]):
 
     def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
         flag, kind, default = flag_of(field), _kind(field.annotation), field.default
-        names = flag.names
+        names, shown = flag.names, flag.default
+        if kind is str and isinstance(default, tuple):  # written with commas
+            default, shown = None, ",".join(map(str, default))
         if kind is bool and default is False and not names:
             names = ("--" + name.replace("_", "-"),)  # without a --no- form
         option = typer.Option(
             *names,
             help=field.description,
             metavar=flag.metavar,
-            show_default=flag.default or True,
+            show_default=shown or True,
             rich_help_panel=None if flag.first else self.heading,
         )
         if kind not in _SIMPLE or default is None:
