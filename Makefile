@@ -107,7 +107,7 @@ audit: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/recipe_reference.py docs/recipe.md
-	$(BIN)/python docs/readme_numbers.py
+	$(BIN)/python -m benchmarks.readme_numbers
 
 site: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict

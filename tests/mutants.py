@@ -127,7 +127,7 @@ def _make_copy(folder: Path) -> None:
     for name in ("src", "tests"):
         shutil.copytree(ROOT / name, _copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.iterdir():
-        if path.name in ("data", "deploy", "docs", "notebooks", "results") or path.is_file():
+        if path.name in ("benchmarks", "data", "deploy", "docs", "notebooks", "results") or path.is_file():
             (_copy / path.name).symlink_to(path)
     (_copy / "tmp").mkdir()
     kernels = Path(os.environ.get("FLEDGE_CACHE") or Path.home() / ".cache" / "fledge") / "native"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 
+from benchmarks import readme_numbers as numbers
+from benchmarks.peers.table import read_peers
+from benchmarks.ratios.line import Ratios
 from fledge.bench import Summary, summarise
-from fledge.bench.peers.table import read_peers
-from fledge.bench.ratio import Ratios
 from fledge.bench.report.formats import number, times
 from tests.bench.synthetic import bench_result
 
@@ -24,22 +23,13 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
 
 
-def numbers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme_numbers", ROOT / "docs" / "readme_numbers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_published_numbers_equal_the_committed_results() -> None:
     for path in PAGES:
         text = path.read_text("utf-8")
-        assert numbers().filled(text) == text, f"{path.name}: run python docs/readme_numbers.py"
-    for name, chart in numbers().charts().items():
+        assert numbers.filled(text) == text, f"{path.name}: run python -m benchmarks.readme_numbers"
+    for name, chart in numbers.charts().items():
         drawn = (ROOT / "docs" / name).read_text("utf-8")
-        assert drawn == chart.svg, f"{name}: run python docs/readme_numbers.py"
+        assert drawn == chart.svg, f"{name}: run python -m benchmarks.readme_numbers"
 
 
 def words_of(page: Path) -> int:
@@ -65,7 +55,7 @@ def test_readme_and_the_pages_for_users_stay_short() -> None:
 def test_committed_results_parse() -> None:
     for path in (ROOT / "results").glob("*.json"):
         if path.name == "simulated.json":
-            numbers().Simulated.model_validate_json(path.read_text("utf-8"))
+            numbers.Simulated.model_validate_json(path.read_text("utf-8"))
         elif "ratios" in path.name:
             Ratios.model_validate_json(path.read_text("utf-8"))
         else:
@@ -167,16 +157,16 @@ def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
     summarise(several.model_copy(update={"answers": mixed})).save(str(tmp_path / "results" / "demo.json"))
     summarise(several).save(str(tmp_path / "results" / "files.json"))
     page = "Before\n<!-- measured: results/demo.json -->\n<!-- /measured -->\nafter\n"
-    made = numbers().filled(page, tmp_path)
+    made = numbers.filled(page, tmp_path)
     assert "| median speed-up | 1 | 1.47x | 2.31x |" in made
     assert made.startswith("Before\n")
     assert made.endswith("after\n")
-    assert numbers().filled(made, tmp_path) == made
-    assert numbers().filled(made.replace("1.47x", "1.97x"), tmp_path) == made
-    whole = numbers().filled(page.replace("measured:", "measured in full:", 1), tmp_path)
+    assert numbers.filled(made, tmp_path) == made
+    assert numbers.filled(made.replace("1.47x", "1.97x"), tmp_path) == made
+    whole = numbers.filled(page.replace("measured:", "measured in full:", 1), tmp_path)
     assert "| mixed | head trained in the demo |" in whole
     assert "| verify of 16 rows |" in whole
-    files = numbers().filled(page.replace("demo.json", "files.json"), tmp_path)
+    files = numbers.filled(page.replace("demo.json", "files.json"), tmp_path)
     assert "| gsm8k | shipped head |" in files
     assert "| all prompts | shipped head |" in files
     assert "Example Processor 9000" in whole
@@ -184,18 +174,23 @@ def test_a_number_that_was_changed_by_hand_is_found(tmp_path: Path) -> None:
 
 def test_charts_are_drawn_from_the_newest_results_and_say_what_is_simulated(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    assert numbers().charts(tmp_path) == {}
+    assert numbers.charts(tmp_path) == {}
     page = "<!-- chart: docs/never-slower.svg -->\n<!-- /chart -->\n"
-    assert numbers().filled(page, tmp_path) == page
+    assert numbers.filled(page, tmp_path) == page
     for date, ratio in (("2026-11-26", 0.5), ("2026-11-27", 1.004)):
         line = {"what": "", "base": 1.0, "other": ratio, "unit": "tokens/s", "head": "poor head", "level": 8}
         line["ratio"] = {"value": ratio, "low": ratio, "high": ratio, "count": 1}
-        made = {"target": "t", "date": date, "command": "fledge bench ratios --only levels", "versions": {}}
+        made = {
+            "target": "t",
+            "date": date,
+            "command": "python -m benchmarks.ratios --only levels",
+            "versions": {},
+        }
         made |= {"machine": bench_result().machine.model_dump(), "lines": [line]}
         (tmp_path / "results" / f"ratios-{date}.json").write_text(json.dumps(made))
-    assert numbers().filled(page, tmp_path) == (
+    assert numbers.filled(page, tmp_path) == (
         "<!-- chart: docs/never-slower.svg -->\n![Throughput over plain decode](docs/never-slower.svg)\n\n"
-        "On 2 cores of Example Processor 9000, 2026-11-27 (`fledge bench ratios --only levels`). "
+        "On 2 cores of Example Processor 9000, 2026-11-27 (`python -m benchmarks.ratios --only levels`). "
         "The lowest point, 1.00×, is that of the poor head with 8 requests.\n<!-- /chart -->\n"
     )
     heads = {
@@ -206,7 +201,7 @@ def test_charts_are_drawn_from_the_newest_results_and_say_what_is_simulated(tmp_
     simulated = {"command": "python -m tests.engine.devices", "date": "2026-11-27", "note": "simulated"}
     simulated["devices"] = {"H100, 8B": heads, "L4, 1B": heads | {"random": {"1": 0.991, "128": 0.999}}}
     (tmp_path / "results" / "simulated.json").write_text(json.dumps(simulated))
-    chart = numbers().charts(tmp_path)["never-slower-simulated.svg"]
+    chart = numbers.charts(tmp_path)["never-slower-simulated.svg"]
     texts = re.findall(r"<text[^>]*>([^<]+)<", chart.svg)
     assert texts[0] == "Simulated, not measured: throughput over plain decode"
     assert [text for text in texts if text in simulated["devices"] or text.startswith("lowest")] == [
@@ -240,7 +235,7 @@ def test_the_chart_of_engines_shows_each_in_its_faster_mode(tmp_path: Path) -> N
         for level in (1, 8)
     ]
     (tmp_path / "results" / "peers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    chart = numbers().charts(tmp_path)["engines.svg"]
+    chart = numbers.charts(tmp_path)["engines.svg"]
     assert re.findall(r'class="(?:end|start)"[^>]*>([^<]+)<', chart.svg) == [
         *("fledge, eagle3", "154", "vllm, plain", "34")
     ]

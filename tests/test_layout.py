@@ -133,7 +133,16 @@ def test_the_source_distribution_holds_what_the_tests_read():
     root = Path(__file__).parent.parent
     built = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
     names = set(built["sdist"]["include"])
-    assert {"/src", "/tests", "/docs", "/deploy", "/notebooks", "/results", "/mkdocs.yml"} <= names
+    assert {
+        "/src",
+        "/benchmarks",
+        "/tests",
+        "/docs",
+        "/deploy",
+        "/notebooks",
+        "/results",
+        "/mkdocs.yml",
+    } <= names
     assert [
         name for name in sorted(names) if not name.startswith("/") or not (root / name[1:]).exists()
     ] == []

@@ -11,9 +11,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiohttp import web
+
+from fledge.base.child import free_port, started
 
 
 class Fake:
@@ -75,6 +80,16 @@ class Fake:
             await response.write(f"data: {json.dumps(usage)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
+
+
+@contextmanager
+def fake(*options: str) -> Iterator[str]:
+    """A fake server with these options, in a process of its own; gives its address."""
+    port = str(free_port())
+    command = [sys.executable, "-m", "tests.bench.fake_server", "--port", port, *options]
+    with started(command, name="the fake server") as server:
+        server.wait_until_ready(f"http://127.0.0.1:{port}/v1/models", 60.0)
+        yield f"http://127.0.0.1:{port}"
 
 
 def main() -> None:

@@ -104,10 +104,6 @@ def bench_result(heads: tuple[str, ...] = ("trained", "released"), *, levels: bo
         versions={"python": "3.11.7", "fledge": "0.1.0", "torch": "2.13.0"},
         options=BenchOptions(),
         seconds=271.0,
-        shapes={
-            head: {"plain decode": 40, "depth 4, top 4, 16 nodes": 900, "depth 2, top 4, 8 nodes": 120}
-            for head in heads
-        },
     )
 
 
@@ -124,13 +120,10 @@ def report_facts(bench: BenchResult | None) -> ReportFacts:
             conversations=1834,
             response_tokens=412_350,
             heldout=64,
-            prompts=1900,
             rejected={"too short": 211, "near-duplicate": 96, "not English": 41},
             categories={"question": 640, "instruction": 520, "code": 312, "mathematics": 201, "writing": 161},
             greedy_share=0.5,
-            tokens_per_second=1480.0,
             draft_vocabulary=8192,
-            vocabulary_size=49152,
             coverage=0.981,
             source="The target wrote the prompts itself from the bare start of a user turn, and answered them.",
         ),
@@ -169,16 +162,15 @@ def load_result() -> LoadResult:
                 setting = {
                     "backend": server,
                     "max_concurrency": level,
-                    "request_rate": None,
                     "repeat": repeat,
                 }
                 records = [_request(n, 0.05 + 0.004 * level, tpot / 1e3) for n in range(2 * level)]
                 speculation = Speculation(tau=2.4) if server == "eagle3" else None
-                rows.append(setting | level_figures(records, 2 * (0.05 + 0.031 * tpot), speculation, None))
+                rows.append(setting | level_figures(records, 2 * (0.05 + 0.031 * tpot), speculation))
     return LoadResult(
         servers=["plain", "eagle3"],
         models={"plain": "some/target", "eagle3": "some/target"},
-        commands={"plain": "http://localhost:8000", "eagle3": "http://localhost:8001"},
+        addresses={"plain": "http://localhost:8000", "eagle3": "http://localhost:8001"},
         workload="mixed",
         options={"max_tokens": 32, "repeats": 8},
         comparisons=compare_levels(rows, ["plain", "eagle3"], {}),

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from benchmarks.ratios.parts import Bench, RatioOptions, run_level
 from fledge.bench import BenchOptions, concurrency, run_bench
 from fledge.bench.concurrency import (
     ClosedLoop,
     Load,
     answer_length,
     longest_answer,
-    run_level,
     run_side_by_side,
     sweep,
 )
-from fledge.bench.ratios import Bench, RatioOptions
 from fledge.bench.results import LevelRow
 from fledge.bench.workloads import own_workload
 from fledge.engine import Completion, Engine, PhaseSeconds, SamplingParams, StepResult
@@ -182,9 +180,6 @@ def test_figures_are_the_loops_own_times_and_tau_is_over_all_rounds(monkeypatch:
 
         def __init__(self) -> None:
             self.steps, self.sent = 0, 0
-
-        def stats(self) -> SimpleNamespace:
-            return SimpleNamespace(shapes=[])
 
         def submit(self, prompt: list[int], params: SamplingParams) -> int:
             self.sent += 1

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from fledge.base.errors import ServerError
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
-from fledge.bench.load.drive import Arrival, Driven, closed_loop, drive
+from fledge.bench.load.drive import Driven, drive
 from fledge.bench.workloads import Prompt
 
 
@@ -86,32 +86,11 @@ def test_a_conversation_goes_on_with_the_answers_and_not_with_the_thinking_befor
         app.router.add_post("/v1/chat/completions", chat)
         async with TestServer(app) as server, open_session() as session:
             call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            return await drive(session, call, closed_loop([Prompt("1", "chat", ("Why?", "And?"))], 1), 1)
+            return await drive(session, call, [Prompt("1", "chat", ("Why?", "And?"))], 1)
 
     found = asyncio.run(ask())
     assert [one.text for one in found.records] == ["hm soBecause"] * 2
     assert asked[1][1] == {"role": "assistant", "content": "Because"}
-
-
-def test_latencies_count_from_when_a_conversation_was_due_however_long_it_waited_for_a_slot() -> None:
-    async def chat(request: web.Request) -> web.Response:
-        return web.Response(text='data: {"choices": [{"delta": {"content": "so"}}]}\n\ndata: [DONE]\n\n')
-
-    async def ask() -> Driven:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        arrivals = [Arrival(Prompt(name, "chat", ("Why?", "And?")), 0.0) for name in "ab"]
-        async with TestServer(app) as server, open_session() as session:
-            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            return await drive(session, call, arrivals, 1)
-
-    first, second, waited, last = asyncio.run(ask()).records
-    assert first.due == waited.due < first.sent < second.sent < waited.sent  # both were due at once
-    assert waited.ttft > second.arrivals[-1] - first.due
-    assert (
-        first.arrivals[-1] <= second.due <= second.sent
-    )  # a later turn is due when the answer before is whole
-    assert waited.arrivals[-1] <= last.due <= last.sent
 
 
 def test_a_level_lasts_until_its_last_request_has_failed_too() -> None:
@@ -127,7 +106,7 @@ def test_a_level_lasts_until_its_last_request_has_failed_too() -> None:
         prompts = [Prompt(str(n), "chat", (text,)) for n, text in enumerate(("quick", "slow"))]
         async with TestServer(app) as server, open_session() as session:
             call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            return await drive(session, call, closed_loop(prompts, 2), 2)
+            return await drive(session, call, prompts, 2)
 
     found = asyncio.run(ask())
     assert [one.ok for one in found.records] == [True, False]
@@ -174,7 +153,7 @@ def test_a_server_is_sent_what_the_workload_has_besides_its_turns() -> None:
             prompt = Prompt(
                 "q", "chat", ("one", "two"), "Be short.", json.dumps(["tool"]), '{"think": false}', (5, 7)
             )
-            return await drive(session, call, closed_loop([prompt], 1), 1)
+            return await drive(session, call, [prompt], 1)
 
     driven = asyncio.run(ask())
     assert [record.ok for record in driven.records] == [True, True]

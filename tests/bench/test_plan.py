@@ -1,34 +1,20 @@
-"""The simulator: known models have their known sizes, and the roofline behaves."""
+"""The roofline: known models have their known sizes, and more load costs what it should."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 
 from fledge.base.errors import DataError, TargetError
 from fledge.bench.options import refused_by_name
-from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
-from fledge.bench.plan.check import (
-    HostTimes,
-    calibrated,
-    host_times,
-    predict_from_costs,
-    round_ms,
-    verify_cost,
-)
-from fledge.bench.plan.forward import Device, forward_seconds, head_seconds, round_seconds, tree_tau
-from fledge.bench.plan.predict import muon_flops, training_seconds
+from fledge.bench.plan import PlanOptions, make_plan, read_shape
+from fledge.bench.plan.predict import Device, forward_seconds, tree_tau
 from fledge.bench.plan.shape import HeadShape, shape_of
-from fledge.bench.results import BenchResult
-from fledge.bench.shapes import shape_name
-from fledge.engine import PLAIN, TreeShape
-from fledge.train import TrainOptions
-from tests.bench.synthetic import answer_row, bench_result
+from fledge.engine import TreeShape
 
 LLAMA_70B = {
     "hidden_size": 8192,
@@ -149,54 +135,34 @@ def test_the_head_of_a_mixture_of_experts_is_as_wide_as_fledge_makes_it() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("quantised", "bits"),
-    [
-        ({}, 16.0),
-        ({"quant_method": "fp8"}, 8.0),
-        ({"quant_method": "mxfp4"}, 4.25),
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4.15625),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8.0),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
-            },
-            8.0,
-        ),
-        ({"quant_method": "of our own"}, None),
-    ],
-)
-def test_the_bits_of_a_weight_are_the_checkpoints(quantised: dict[str, Any], bits: float | None) -> None:
-    model = shape_of(LLAMA_70B | {"quantization_config": quantised})
-    assert model.weight_bits == bits
-    assert H100S.device(model).weight_bytes == (bits or 16) / 8
-    assert replace(H100S, weight_bits=6.0).device(model).weight_bytes == 0.75
-    told = [note for note in make_plan(model, H100S).notes if "bits are taken" in note]
-    assert len(told) == bool(quantised)
-    assert bits is not None or "--weight-bits" in told[0]
+def test_the_bits_of_a_weight_are_told_where_the_checkpoint_is_quantised() -> None:
+    assert H100S.device.weight_bytes == 2.0
+    options = replace(H100S, weight_bits=4.25)
+    assert options.device.weight_bytes == 4.25 / 8
+    (told,) = (note for note in make_plan(shape_of(GPT_OSS), options).notes if "quantised" in note)
+    assert "(mxfp4); 4.25 bits are taken for each: --weight-bits" in told
+    assert not any("quantised" in note for note in make_plan(shape_of(LLAMA_70B), options).notes)
 
 
 @pytest.mark.parametrize(
-    ("name", "published"),
+    ("name", "published", "bits"),
     [
-        ("Llama-3.3-70B", LLAMA_70B),
-        ("Qwen3-30B-A3B", QWEN3_30B),
-        ("gpt-oss-120b", GPT_OSS),
-        ("DeepSeek-V3", DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}),
+        ("Llama-3.3-70B", LLAMA_70B, 16.0),
+        ("Qwen3-30B-A3B", QWEN3_30B, 16.0),
+        ("gpt-oss-120b", GPT_OSS, 4.25),
+        ("DeepSeek-V3", DEEPSEEK, 8.0),
     ],
 )
-def test_the_figures_of_the_large_targets_follow_from_the_formulas(name: str, published: dict) -> None:
+def test_the_figures_of_the_large_targets_follow_from_the_formulas(
+    name: str, published: dict, bits: float
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "large.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {name}, "))
-    options = replace(H100S, engine="vllm", conversations=50_000, tokens_each=700, batch_tokens=32_768)
-    model = shape_of(published)
-    plan, served = make_plan(model, options), make_plan(model, replace(options, features="vllm"))
+    options = replace(H100S, engine="vllm", weight_bits=bits, conversations=50_000, tokens_each=700)
+    plan = make_plan(shape_of(published), options)
     speeds = {speed.concurrency: f"{speed.speedup:.2f}x" for speed in plan.speeds}
-    answers, features, training = (line[-1] for line in plan.work_table.rows)
-    cells = [f"{name}, {model.weight_bits:g}", speeds[1], speeds[64], answers]
-    cells += [f"{features}, {served.work_table.rows[1][-1]}", training]
+    sizes = {line[0]: line[-1] for line in plan.byte_table.rows}
+    cells = [f"{name}, {bits:g}", speeds[1], speeds[64], sizes["weights"], sizes["features"]]
     assert [cell.strip() for cell in row.strip("|").split("|")] == cells
 
 
@@ -215,27 +181,6 @@ def test_the_engine_decides_what_is_drafted() -> None:
     assert warned == {"fledge": False, "vllm": True}
 
 
-def test_training_counts_products_muon_reading_and_checkpoints() -> None:
-    model = shape_of(LLAMA_70B)
-    head, options = (
-        HeadShape.of(model),
-        replace(H100S, conversations=1000, tokens_each=1000, batch_tokens=10_000),
-    )
-    weights, passes, trained = head.weights + head.fc, 1e6 * TrainOptions().epochs, TrainOptions()
-    parts = training_seconds(model, head, options.device(model), options)
-    flops = 989e12 * 0.7 * 0.5  # of one device
-    assert parts.products == pytest.approx(6 * weights * passes * trained.ttt_steps / (8 * flops))
-    one = training_seconds(
-        model, head, replace(options, devices=1).device(model), replace(options, devices=1)
-    )
-    assert parts.muon == pytest.approx(one.muon)  # of which each device does all
-    assert parts.muon == pytest.approx(passes / 10_000 * sum(map(muon_flops, head.matrices)) / flops)
-    assert muon_flops((2, 3)) == 5 * (4 * 2 * 2 * 3 + 2 * 2**3) == muon_flops((3, 2))
-    assert parts.reading == pytest.approx(passes * 4 * 8192 * 2 / 2e9, rel=0.01)
-    assert weights * 12 > 2e9  # so large a checkpoint is written every ten minutes
-    assert parts.checkpoints == pytest.approx(sum(parts[:3]) / 600 * weights * 12 * 0.7 / 1e9)
-
-
 def test_a_mixture_of_experts_reads_more_of_them_with_more_rows() -> None:
     moe = shape_of(
         LLAMA_70B | {"num_local_experts": 16, "num_experts_per_tok": 1, "moe_intermediate_size": 8192}
@@ -246,7 +191,7 @@ def test_a_mixture_of_experts_reads_more_of_them_with_more_rows() -> None:
 
 def test_few_rows_are_bound_by_reading_and_many_by_computing() -> None:
     model = shape_of(LLAMA_70B)
-    device = Device(bandwidth=1e12, flops=1e14, weight_bytes=2.0, overhead=0.0)
+    device = Device(bandwidth=1e12, flops=1e14, weight_bytes=2.0, launch=0.0)
     one, eight, many, more = (forward_seconds(model, device, rows, 1, 1) for rows in (1, 8, 512, 1024))
     assert one == pytest.approx(model.weights * 2 / 1e12, rel=1e-4)
     assert eight == pytest.approx(one, rel=1e-3)
@@ -267,12 +212,11 @@ def test_the_plan_of_a_70b_is_what_such_machines_do() -> None:
     assert 1.8 < speeds[1].speedup < speeds[1].tau
     assert speeds[1].speedup > speeds[64].speedup
     assert "llama-70b" in plan.title
-    priced = make_plan(shape_of(LLAMA_70B), PlanOptions(bandwidth_gb_s=3350, tflops=989, price_per_hour=3.0))
-    assert len(priced.speed_table.rows[0]) == len(priced.speed_table.columns) == 8
-    assert [len(row) for row in plan.work_table.rows] == [4, 4, 4]
-    assert (
-        plan.work_table.rows[2][0] == f"training, {TrainOptions().epochs:g} epochs"
-    )  # as a recipe would train
+    assert {len(row) for row in plan.speed_table.rows} == {len(plan.speed_table.columns)}
+    sizes = {name: size for name, _, size in plan.byte_table.rows}
+    assert sizes["weights"] == "139 GB"
+    assert sizes["KV of a request"] == "336 MB"  # 1,024 tokens of 327,680 bytes
+    assert sizes["features"] == "3,933 GB"  # of 60 million tokens four hidden states in bf16, and ids
 
 
 def test_slow_processors_gain_nothing_from_large_trees_under_load() -> None:
@@ -291,7 +235,6 @@ def test_unusable_assumptions_are_refused() -> None:
         {"bandwidth_gb_s": float("nan")},
         {"overhead_us": -1.0},
         {"efficiency": 1.5},
-        {"price_per_hour": float("inf")},
         {"tree": (4, 4)},
         {"acceptance": (0.5, 0.6)},
         {"acceptance": ()},
@@ -317,97 +260,3 @@ def test_a_configuration_is_read_or_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(SMOLLM2 | {"intermediate_size": [1536] * 30}))
     with pytest.raises(TargetError, match="no single number for intermediate_size"):
         read_shape(str(folder))
-
-
-DEEP, SHALLOW, COPIED = TreeShape(4, 4, 16), TreeShape(2, 4, 8), TreeShape(0, 1, 8, 7)
-ROUNDS = ({DEEP: 40, COPIED: 20, PLAIN: 4}, {SHALLOW: 30, PLAIN: 10}, {PLAIN: 50, COPIED: 5})
-
-
-def result_with_shapes() -> BenchResult:
-    """Three answers of 128 tokens, with these rounds.
-
-    Each round: the host 0.2 ms, accepting 0.1 ms; with the head growing the tree 0.15 ms and
-    0.05 ms more for each step.
-    """
-    rows = []
-    for number, used in enumerate(ROUNDS):
-        rounds, drafted = sum(used.values()), used.get(DEEP, 0) + used.get(SHALLOW, 0)
-        steps = 3 * used.get(DEEP, 0) + used.get(SHALLOW, 0)
-        phases = {"host": rounds * 0.2, "accept": rounds * 0.1, "extend": drafted * 1.2}
-        phases["draft"] = steps * (0.9 + 0.05) + drafted * 0.15
-        rows.append(
-            answer_row(
-                question_id=str(number),
-                shapes={shape_name(shape): count for shape, count in used.items()},
-                phases_ms=phases,
-                phases_plain_ms={"host": 127 * 0.1},
-                tpot_plain_ms=11.3,
-            )
-        )
-    return bench_result(("trained",)).model_copy(update={"answers": rows})
-
-
-def test_single_forwards_add_up_to_the_round() -> None:
-    result, host = result_with_shapes(), HostTimes(0.1, plain=0.3, drafted=0.45, level=0.05)
-    costs = result.costs
-    assert costs is not None
-    assert host_times(costs, result.answers) == pytest.approx(host)
-    assert verify_cost(costs, 16) == pytest.approx(1.27)
-    assert verify_cost(costs, 12) == pytest.approx(1.2)
-    took = {
-        DEEP: 3 * 0.9 + 1.27 * 11.2 + 1.2 + 0.6,
-        SHALLOW: 0.9 + 1.13 * 11.2 + 1.2 + 0.5,
-        COPIED: 1.13 * 11.2 + 0.3,  # no draft step, no extend, and a verify all the same
-        PLAIN: 11.5,  # the host of an engine that speculates
-    }
-    for shape, milliseconds in took.items():
-        assert round_ms(costs, shape, host) == pytest.approx(milliseconds)
-    speedups = [128 * 11.3 / sum(took[shape] * count for shape, count in used.items()) for used in ROUNDS]
-    assert predict_from_costs(result, "trained") == pytest.approx(median(speedups))
-    (row,) = check_table(result, shape_of(SMOLLM2), 8192).rows
-    assert row[0] == "trained"
-    assert len(row) == 7
-
-
-def test_costs_follow_the_pace_of_the_answers() -> None:
-    costs = bench_result(("trained",)).costs
-    assert costs is not None
-    slower = costs.at_pace(22.4)
-    assert (slower.draft_step_ms, slower.extend_ms, slower.verify_ms[8]) == pytest.approx((1.8, 2.4, 25.4))
-    assert slower.verify == costs.verify
-
-
-def test_a_benchmark_without_shapes_or_costs_is_nothing_to_check_with() -> None:
-    for poor in (bench_result(("trained",)), result_with_shapes().model_copy(update={"costs": None})):
-        with pytest.raises(DataError, match="no costs or tree shapes"):
-            check_table(poor, shape_of(SMOLLM2), 8192)
-
-
-def test_a_benchmark_on_a_machine_that_did_other_things_is_nothing_to_check_with() -> None:
-    result = result_with_shapes()
-    rows = [row.model_copy(update={"phases_plain_ms": {"host": 127 * 12.0}}) for row in result.answers]
-    with pytest.raises(DataError, match="the machine was too busy"):
-        check_table(result.model_copy(update={"answers": rows}), shape_of(SMOLLM2), 8192)
-
-
-def test_a_machine_is_known_by_its_plain_step_and_its_largest_verify() -> None:
-    costs, model = bench_result(("trained",)).costs, shape_of(SMOLLM2)
-    assert costs is not None
-    head = HeadShape.of(model, 8192)
-    device = calibrated(costs, model, head)
-    plain = forward_seconds(model, device, 1, 1, costs.context)
-    assert plain == pytest.approx(costs.plain_step_ms / 1e3, rel=1e-3)
-    rows, milliseconds = max(costs.verify_ms.items())
-    assert forward_seconds(model, device, 1, rows, costs.context) == pytest.approx(
-        milliseconds / 1e3, rel=1e-3
-    )
-    draft = head_seconds(head, device, costs.draft_rows or 1, features=False)
-    assert draft == pytest.approx((costs.draft_step_ms or 0) / 1e3)
-    quick = calibrated(costs.model_copy(update={"draft_step_ms": draft * 1e3 / 4}), model, head)  # int8, say
-    assert head_seconds(head, quick, costs.draft_rows or 1, features=False) == pytest.approx(
-        draft / 4, rel=0.05
-    )
-    device = replace(device, host=0.5e-3)
-    assert round_seconds(model, head, device, 1, PLAIN, costs.context) == pytest.approx(plain + 0.5e-3)
-    copies = round_seconds(model, head, device, 1, TreeShape(0, 1, 8, 7), costs.context)
-    assert copies == pytest.approx(forward_seconds(model, device, 1, 8, costs.context) + 0.5e-3)

@@ -1,4 +1,4 @@
-"""The report's later blocks: servers over HTTP, limits, cost; its exports; two runs side by side."""
+"""The report's later blocks: servers over HTTP, load, rounds."""
 
 from __future__ import annotations
 
@@ -7,38 +7,17 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
-from fledge.base.errors import DataError
-from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report import ReportFacts, render_report
-from fledge.bench.report.compare import compare_runs, render_comparison
-from fledge.bench.report.exports import charts, markdown, standalone, write_exports
 from fledge.bench.report.gains import gain_chart, lowest
 from fledge.bench.report.page import Page
-from fledge.bench.report.rounds import better_tau, limit_groups, round_groups
+from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.report.speed import load_note, name_engines
+from fledge.bench.report.speed import name_engines
 from fledge.bench.results import RANDOM, BenchResult
 from fledge.bench.statistics import Interval
 from fledge.bench.summary import summarise
 from tests.bench.synthetic import answer_row, bench_result, load_result, report_facts
 from tests.bench.test_report import outline
-
-
-def slower(result: BenchResult, factor: float, plain: float = 1.0) -> BenchResult:
-    """The same answers, `factor` times as slow with the head and `plain` times as slow without."""
-    rows = [
-        row.model_copy(
-            update={
-                "tpot_ms": row.tpot_ms * factor * (1 + 0.002 * (index % 5)),
-                "tpot_plain_ms": row.tpot_plain_ms * plain,
-                "speedup": row.speedup and row.speedup * plain / factor,
-            }
-        )
-        for index, row in enumerate(result.answers)
-    ]
-    return result.model_copy(update={"answers": rows})
 
 
 def test_servers_over_http_have_the_articles_two_charts_and_a_verdict_per_level() -> None:
@@ -77,19 +56,6 @@ def test_requests_that_failed_are_told_of_their_server_even_if_it_is_the_only_on
     assert view.verdicts[0] in render_report(ReportFacts("t", load=alone))
 
 
-def test_what_load_does_to_a_head_is_told_in_throughput() -> None:
-    rows = bench_result(("trained",)).levels
-    # Later first tokens, faster ones afterwards: not what a server's owner pays for.
-    rows = [
-        row.model_copy(update={"median_tpot_ms": row.median_tpot_ms * 0.1}) if row.engine == "plain" else row
-        for row in rows
-    ]
-    note = load_note(rows, name_engines(["trained"]))
-    assert note.endswith(
-        ": this run's head 1.44× with 1 in flight, 1.26× with 16; random head 1.05× with 1 in flight, 0.99× with 16."
-    )
-
-
 GAINS = {
     "trained": {1: Interval(1.4, 1.3, 1.5, 3), 32: Interval(1.02, 1.0, 1.03, 3)},
     RANDOM: {1: Interval(1.01, 1.0, 1.02, 3), 32: Interval(0.994, 0.98, 1.001, 3)},
@@ -120,7 +86,6 @@ def test_everything_a_report_says_of_a_load_is_one_figure(tmp_path: Path) -> Non
     ]
     result = result.model_copy(update={"levels": rows})
     page = render_report(report_facts(result))
-    assert "1.23× with 16;" in page  # the last level's, in the sentence about load
     assert "this run&#39;s head: 1.23× plain decode at 16" in page.replace("&#x27;", "&#39;")
     assert "<td>1.23×</td><td>1.20–1.26</td>" in page
     assert "With bench.sweep_repeats 3 an interval is the range they fell in" in page
@@ -139,32 +104,8 @@ def test_levels_of_before_ratios_load_and_are_no_part_of_the_chart(tmp_path: Pat
     places.write_text("".join(json.dumps(line) + "\n" for line in old))
     page = Page(report_facts(BenchResult.load(str(tmp_path))))
     assert page.gain_chart == ""
-    assert page.load_note == ""
     assert page.tpot_chart
     outline(render_report(page.facts))
-
-
-def test_limits_follow_from_the_equation() -> None:
-    result = bench_result(("trained",))
-    (view,) = limit_groups(result, name_engines(["trained"]))
-    shown = {bar.label: float(bar.text.rstrip("×")) for bar in view.bars}
-    rows = [row for row in result.answers if row.rounds]
-    rounds = sum(row.rounds for row in rows)
-    whole = 2.1 + 11.9 + 0.2 + 1.1 + 0.3
-    tau = sum(row.round_tokens for row in rows) / rounds
-    step = sum(row.tpot_plain_ms for row in rows) / len(rows)  # all have as many tokens
-    assert shown["as measured"] == pytest.approx(tau * step / whole, abs=0.006)
-    assert shown["drafting at no cost"] == pytest.approx(tau * step / (whole - 3.2), abs=0.006)
-    gains = [float(bar.text.rstrip("×")) for bar in view.bars[1:]]
-    assert gains == sorted(gains, reverse=True)
-
-
-def test_more_acceptance_at_every_depth_raises_tau() -> None:
-    assert better_tau([0.5], 1.5) == pytest.approx(1.6)
-    assert better_tau([0.5, 0.25], 1.75) == pytest.approx(1 + 0.6 + 0.36)
-    assert better_tau([1.0], 2.0) == 2.0
-    assert better_tau([], 1.0) == 1.0
-    assert better_tau([0.5], 1.25, drafted=0.5) == pytest.approx(1.3)  # every other round has no draft
 
 
 def test_a_rounds_equation_holds_where_workloads_differ_in_the_time_of_a_plain_step() -> None:
@@ -175,79 +116,3 @@ def test_a_rounds_equation_holds_where_workloads_differ_in_the_time_of_a_plain_s
     result = bench_result(("trained",)).model_copy(update={"answers": rows})
     naming = name_engines(["trained"])
     assert round_groups(result, naming)[1].note == "τ 2.00 × 20.0 ms ÷ 20.0 ms per round = 2.00×"
-    assert limit_groups(result, naming)[0].bars[0].text == "2.00×"
-
-
-def test_cost_follows_from_price_and_throughput() -> None:
-    assert cost_per_million(3.6, 1000.0) == pytest.approx(1.0)
-    result = bench_result(("trained",))
-    priced = result.model_copy(update={"options": result.options.model_copy(update={"price_per_hour": 0.5})})
-    assert "Cost per million output tokens" in render_report(ReportFacts("t", priced))
-    assert "Cost per million" not in render_report(ReportFacts("t", result))
-    text = markdown(Page(ReportFacts("t", priced)))
-    assert "## Cost per million output tokens at 0.50 an hour\n\n| load | engine | cost |" in text
-    assert "Cost per million" not in markdown(Page(ReportFacts("t", result)))
-
-
-def test_exports_are_markdown_and_pictures(tmp_path: Path) -> None:
-    written = write_exports(str(tmp_path), report_facts(bench_result()), ["md", "png"])
-    text = (tmp_path / "report.md").read_text()
-    assert "| workload | head | prompts |" in text
-    assert "| identical | near-tie | different | rejected |" in text
-    assert re.search(r"\| all prompts \| released head \| 72 \|.* 72 \| 0 \| 0 \| 1 \|\n", text)
-    assert "## What limits the speed-up next" in text
-    pictures = sorted(path.name for path in (tmp_path / "charts").iterdir())
-    assert {"throughput-over-plain.png", "tpot.png", "ttft.png", "acceptance.png", "verify.png"} <= set(
-        pictures
-    )
-    assert len(written) == 1 + len(pictures)
-    for path in (tmp_path / "charts").iterdir():
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_carries_its_colours() -> None:
-    drawing = standalone(Page(report_facts(bench_result())).tpot_chart)
-    assert "var(" not in drawing
-    assert ".s-trained.line,.s-trained.whisker{stroke:#2563c9}" in drawing
-    assert "prefers-color-scheme" not in drawing
-    dark = standalone([drawing, drawing], dark=True)
-    assert "@media (prefers-color-scheme:dark){.s-plain.line,.s-plain.whisker{stroke:#848d99}" in dark
-    ElementTree.fromstring(dark)
-
-
-def test_a_picture_says_by_itself_what_it_shows() -> None:
-    for page in (Page(report_facts(bench_result())), Page(ReportFacts("t", load=load_result()))):
-        for name, drawing in charts(page).items():
-            title = re.search(r'class="title"[^>]*>([^<]+)<', standalone(drawing))
-            assert title, name
-            assert "ms" in title[1] or not re.search("tpot|ttft|time", name)
-
-
-def test_a_run_that_is_slower_by_five_percent_is_told_from_one_that_is_not() -> None:
-    first = bench_result(("trained",))
-    comparison = compare_runs(first, slower(first, 1.05), ("before", "after"))
-    line = next(line for line in comparison.lines if line.workload == "mixed" and line.figure == "ms")
-    assert line.difference.significant
-    assert line.difference.ratio.value == pytest.approx(1.055, abs=0.01)
-    same = compare_runs(first, first, ("before", "after"))
-    assert not any(line.difference.significant for line in same.lines)
-    assert comparison.warning == ""
-    page = render_comparison(comparison)
-    outline(page)
-    assert "Wilcoxon" in page  # the page states the rule that statistics.py applies
-
-
-def test_a_drift_of_the_machine_is_pointed_out() -> None:
-    first = bench_result(("trained",))
-    second = slower(first, 1.1, plain=1.1).model_copy(update={"versions": {**first.versions, "torch": "9"}})
-    comparison = compare_runs(first, second, ("a", "b"))
-    assert "Plain decode itself took 10.0% more time" in comparison.warning
-    assert "version torch: 2.13.0 → 9" in comparison.differences
-
-
-def test_runs_without_common_prompts_are_refused() -> None:
-    first = bench_result(("trained",))
-    with pytest.raises(DataError, match="no prompt in common"):
-        compare_runs(first, first.model_copy(update={"answers": []}), ("a", "b"))
-    with pytest.raises(DataError, match="measured no head"):
-        compare_runs(first, first.model_copy(update={"heads": []}), ("a", "b"))

@@ -30,13 +30,12 @@ def test_a_planted_slowdown_of_five_percent_is_found(seed: int) -> None:
     found = compare_paired(*series(seed, planted=0.05))
     assert found.significant
     assert found.ratio.value == pytest.approx(1.05, abs=0.025)
-    assert found.verdict.endswith("% more")
 
 
 def test_a_planted_nothing_is_not_found() -> None:
     wrong = [seed for seed in range(200) if compare_paired(*series(seed, planted=0.0)).significant]
     assert len(wrong) <= 6  # one in a hundred is expected; six of two hundred would be chance once in sixty
-    assert compare_paired(*series(3, planted=0.0)).verdict == "within noise"
+    assert not compare_paired(*series(3, planted=0.0)).significant
 
 
 @pytest.mark.parametrize("repeats", [5, 6, 8, 10])
@@ -50,7 +49,7 @@ def test_few_repeats_raise_no_more_false_alarms_than_many(repeats: int) -> None:
 
 def test_what_is_equal_in_most_pairs_is_no_difference() -> None:
     found = compare_paired([1.0] * 30, [1.0] * 20 + [1.5] * 10)
-    assert found.verdict == "within noise"
+    assert not found.significant
 
 
 def test_unpaired_drift_would_drown_the_slowdown_that_pairs_show() -> None:
@@ -115,7 +114,6 @@ def test_the_range_of_few_repeats_is_not_called_a_95_percent_interval() -> None:
 def test_few_repeats_are_never_significant() -> None:
     found = compare_paired([1.0, 1.0], [2.0, 2.0])
     assert not found.significant
-    assert "too few repeats" in found.verdict
 
 
 def test_alternation_is_abba_and_gives_both_orders_equally_often() -> None:

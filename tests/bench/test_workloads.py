@@ -53,6 +53,7 @@ def test_line_separators_inside_texts_and_a_byte_order_mark_are_no_ends_of_lines
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
+        ('{"output_length": 52, "hash_ids": [46]}', "there are lengths but no text to send"),
         ('{"turns": ["unfinished"', "Invalid JSON"),
         ('["a list"]', "Input should be an object"),
         ('{"question_id": 1, "category": "x"}', "turns: Field required"),
@@ -111,14 +112,6 @@ def test_workloads_of_the_same_name_stay_apart(tmp_path: Path) -> None:
     assert [len(workload.prompts) for workload in workloads] == [5, 2, 2]
     assert [workload.name for workload in load_workloads(BenchOptions(own_prompts=0, prompts=urls[:1]))] == [
         "set"
-    ]
-
-
-def test_generated_sets_of_other_sizes_stay_apart() -> None:
-    sets = ("random:count=2,words=5", "random:count=2,words=9")
-    assert [workload.name for workload in load_workloads(BenchOptions(own_prompts=0, sets=sets))] == [
-        "random",
-        "random-2",
     ]
 
 

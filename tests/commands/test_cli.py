@@ -32,14 +32,12 @@ COMMANDS = {
     "generate",
     "serve",
     "plan",
-    "tune",
     "compare",
-    "ablate",
 }
 GROUPS = {
-    "bench": {"engine", "server", "peers", "privacy", "ratios"},
+    "bench": {"engine", "server"},
     "deploy": {"vertex"},
-    "learn": {"list", "pin", "export", "race"},
+    "learn": {"list", "pin", "export"},
 }
 COMMANDS |= {"export", "import", "doctor", "template", "card"}
 
@@ -59,7 +57,7 @@ def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:
 
 
 def test_help_shows_defaults_that_are_words(fledge: Fledge) -> None:
-    assert "[default: (all)]" in fledge("bench", "ratios", "--help")
+    assert "[default: (runs/" in fledge("run", "--help")
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -75,7 +73,7 @@ def test_help_does_not_wait_for_torch() -> None:
     [
         ("fledge e", ["evaluate", "export"]),
         ("fledge bench s", ["server"]),
-        ("fledge bench server --re", ["--replay", "--requests", "--repeats", "--ready-timeout"]),
+        ("fledge bench server --re", ["--requests", "--repeats"]),
     ],
 )
 def test_a_shell_completes_commands_and_options(typed: str, offered: list[str]) -> None:
@@ -109,7 +107,7 @@ def test_an_unknown_key_names_the_closest(fledge: Fledge, tmp_path: Path) -> Non
 def test_a_misspelt_benchmark_is_not_taken_for_a_recipe(fledge: Fledge) -> None:
     line = fledge.error("bench", "sever", "--server", "a=http://localhost:1")
     assert "no command 'sever', nor is it a recipe; did you mean server?" in line
-    assert "use one of engine, peers, privacy, ratios, server" in fledge.error("bench", "everything")
+    assert "use one of engine, server" in fledge.error("bench", "everything")
 
 
 def test_a_stores_client_logs_its_failures_on_demand_only(fledge: Fledge, tmp_path: Path) -> None:
@@ -150,7 +148,7 @@ def test_a_run_goes_on_with_its_own_recipe_unless_another_is_named(
     assert fledge("run", "--run-dir", folder).count("done before") == 6
     fledge("report", "--run-dir", folder)
     assert load_recipe(str(small_recipe)).target.model in (folder / "report.html").read_text()
-    said = fledge("report", "bench.price_per_hour=2", "--run-dir", folder)
+    said = fledge("report", "bench.repeats=2", "--run-dir", folder)
     assert f"these settings change the recipe {folder}/recipe.yaml" in said
     fledge("report", "demo", "--run-dir", folder)
     assert (folder / "recipe.yaml").read_text() == recipe
@@ -200,26 +198,15 @@ def test_a_head_that_is_not_there(fledge: Fledge, tiny_target_folder: Path, tmp_
     assert line.endswith(f"name {tmp_path}/run/head")
 
 
-def test_what_serves_on_a_device_is_asked_and_tuned_there(fledge: Fledge, tiny_target_folder: Path) -> None:
+def test_what_serves_on_a_device_is_asked_there(fledge: Fledge, tiny_target_folder: Path) -> None:
     wanted = ("--target", tiny_target_folder, "--device", "abacus")
-    for line in (fledge.error("generate", "Hello", *wanted), fledge.error("tune", *wanted)):
-        assert "device 'abacus' can't be used" in line
+    assert "device 'abacus' can't be used" in fledge.error("generate", "Hello", *wanted)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("tune", "--output"),
-        ("bench", "ratios", "--output"),
-        ("bench", "peers", "--run-dir"),
-        ("bench", "server", "--server", "a=http://127.0.0.1:1", "--run-dir"),
-    ],
-)
-def test_nothing_is_measured_whose_result_could_not_be_kept(
-    fledge: Fledge, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_nothing_is_measured_whose_result_could_not_be_kept(fledge: Fledge, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert f"can't write {tmp_path}/file/" in fledge.error(*command, tmp_path / "file" / "x")
+    measured = ("bench", "server", "--server", "a=http://127.0.0.1:1", "--run-dir", tmp_path / "file" / "x")
+    assert f"can't write {tmp_path}/file/" in fledge.error(*measured)
 
 
 def test_a_head_is_examined_with_its_target_only(fledge: Fledge) -> None:
@@ -340,28 +327,6 @@ def test_generate_streams_an_answer_and_what_it_cost(
     assert with_head.split("[")[0] == plain.split("[")[0]  # the same answer
 
 
-@pytest.mark.parametrize("command", ["tune", "bench ratios"])
-def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
-    fledge: Fledge, tmp_path: Path, command: str
-) -> None:
-    arguments = ("--target", "/no/such/target", "--repeats", "0", "--output", tmp_path / "found.json")
-    assert "repeats = 0 is refused" in fledge.error(*command.split(), *arguments)
-
-
-def test_parts_of_ratios_are_checked_before_the_target_is_sought(fledge: Fledge, tmp_path: Path) -> None:
-    arguments = ("bench", "ratios", "--target", "/no/such/target", "--output", tmp_path / "found.json")
-    assert "there is no part 'tfft'" in fledge.error(*arguments, "--only", "levels,tfft")
-    assert "graphs is measured on a GPU" in fledge.error(*arguments, "--only", "graphs")
-
-
-def test_peers_and_modes_are_checked_before_the_target_is_sought(fledge: Fledge, tmp_path: Path) -> None:
-    arguments = ("bench", "peers", "--target", "/no/such/target", "--run-dir", tmp_path)
-    assert "no peer is called 'vlm'" in fledge.error(*arguments, "--peer", "vlm")
-    assert "no peer is called 'vlm'" in fledge.error(*arguments, "--program", "vlm=/usr/bin/python3")
-    assert "no mode is called 'eagle'" in fledge.error(*arguments, "--mode", "eagle")
-    assert "no target '/no/such/target'" in fledge.error(*arguments, "--peer", "vllm")
-
-
 def test_generate_refuses_what_it_would_ignore_or_learn_too_late(fledge: Fledge) -> None:
     arguments = ("generate", "Hi", "--target", "/no/such/target")
     assert "--head released names one; leave one" in fledge.error(*arguments, "--plain", "--head", "released")
@@ -381,17 +346,6 @@ def test_bench_measures_given_heads_on_given_prompts(
     assert '"float32"' in (folder / "summary.json").read_text()
     line = fledge.error("bench", small_recipe, "--head", finished_run / "head", "--run-dir", folder)
     assert "bench was made from other inputs" in line
-
-
-def test_a_comparison_refuses_what_it_would_ignore(
-    fledge: Fledge, finished_run: Path, tmp_path: Path
-) -> None:
-    compared = ("--compare", finished_run, finished_run, "--output", tmp_path / "compare.html")
-    for more in (("--export", "md"), ("demo",), ("bench.repeats=2",)):
-        assert "no settings or --export go with it" in fledge("report", *more, *compared, expect=2)
-    assert not (tmp_path / "compare.html").exists()
-    fledge("report", *compared)
-    assert (tmp_path / "compare.html").exists()
 
 
 def test_a_head_that_is_half_written_is_none_yet(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from pathlib import Path
 
@@ -100,27 +99,3 @@ def test_tensorboard_events_hold_every_step_once(finished_run: Path) -> None:
         got = [(step, round(value, 4)) for step, name, value in values if name == tag]
         assert got == [(row["step"], round(row[key], 4)) for row in rows if row[key] is not None], tag
     assert any(name == "acceptance/1" for _, name, _ in values)
-
-
-def test_an_ablation_prints_each_change_and_writes_a_table(
-    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(finished_run / "features", tmp_path / "features")
-    rows = ("--row", "recipe", "--row", "random", "--response-tokens", "400")
-    output = fledge("ablate", small_recipe, "train.epochs=1", *rows, "--run-dir", tmp_path)
-    assert "held-out chain tau" in output
-    table = (tmp_path / "ablation" / "ablation.md").read_text()
-    assert "| recipe | as it is |" in table
-    assert "| random | init=random |" in table
-
-
-def test_an_ablation_is_checked_before_its_first_row_is_trained(
-    fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
-) -> None:
-    rows = ("--row", "recipe", "--row", "unheard-of", "--response-tokens", "400")
-    assert "there is no run in" in fledge.error("ablate", small_recipe, *rows, "--run-dir", tmp_path / "typo")
-    assert not (tmp_path / "typo").exists()
-    shutil.copytree(finished_run / "features", tmp_path / "features")
-    line = fledge.error("ablate", small_recipe, *rows, "--run-dir", tmp_path)
-    assert "no row 'unheard-of'; the rows are recipe, random" in line
-    assert not (tmp_path / "ablation").exists()

@@ -56,7 +56,7 @@ def test_a_misspelt_recipe_is_refused_before_torch_is_imported(
             ("bench", "server", "--server", "a=http://127.0.0.1:1", "--workload", "promts.jsonl"),
             "prompts.jsonl?",
         ),
-        (("bench", "ratio"), "ratios?"),
+        (("bench", "serve"), "server?"),
     ],
 )
 def test_a_misspelt_name_is_answered_by_the_one_that_was_meant(
@@ -102,8 +102,6 @@ def test_without_a_run_dir_a_run_is_named_after_its_recipe(
     [
         ("run", "demo", "target.model=/no/such"),
         ("prompts", "target.model=/no/such"),
-        ("tune", "--target", "/no/such", "--output", "new/deeper/tuned.json"),
-        ("bench", "peers", "--target", "/no/such"),
         ("bench", "server", "--server", "a=http://127.0.0.1:1", "--workload", "none"),
         ("export", "/no/such", "new/head"),
     ],
@@ -125,12 +123,6 @@ def test_an_interrupted_run_says_how_to_go_on(
     said = fledge("run", expect=130)
     assert "stopped; the same command goes on from there" in said
     assert "Traceback" not in said
-
-
-def test_what_can_not_be_exported_is_refused_before_anything_else(fledge: Fledge, folder: Path) -> None:
-    assert "can't export 'pdf'" in fledge.error("report", "--export", "pdf")
-    (folder / "file").write_text("")
-    assert "can't write file/x" in fledge.error("report", "--compare", "a", "b", "--output", "file/x")
 
 
 def test_an_empty_file_of_prompts_is_called_empty(fledge: Fledge, folder: Path, small_recipe: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fledge.base.errors import EngineError
-from fledge.engine import Engine, SamplingOptions, SamplingParams, TreeShape
+from fledge.engine import Engine, SamplingOptions, SamplingParams
 from fledge.target.target import Target
 from tests.engine.conftest import VOCABULARY, serve
 
@@ -106,9 +106,6 @@ def test_what_an_engine_cannot_do_is_refused(plain: Engine, option: dict[str, ob
         ({"prefill_rows": 1.5}, "whole number"),
         ({"overlap": "on"}, "True or False"),
         ({"kv_tokens": 10**13}, "lower kv_tokens"),
-        ({"tuned": [1]}, "tuned is .* use a dictionary"),
-        ({"tuned": {1: "x"}}, "tuned is .* use a dictionary"),
-        ({"tuned": {"1": TreeShape(2, 2, 4)}}, "tuned is .* use a dictionary"),
     ],
     ids=str,
 )

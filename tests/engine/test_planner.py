@@ -169,19 +169,6 @@ def test_a_single_slow_round_does_not_upset_the_plan() -> None:
     assert serve(one, 1, 8, 0.8).count(PLAIN) < 3
 
 
-@pytest.mark.parametrize("start", [TreeShape(4, 4, 16), PLAIN])
-def test_it_begins_with_what_was_tuned_and_then_goes_by_what_it_measures(start: TreeShape) -> None:
-    one = AdaptivePlanner(COST, 4, False, start={4: start})
-    plans = []
-    for _ in range(232):
-        plan = one.choose(3)
-        plans.append(PLAIN if plan is None else plan.bound)
-        slow = plan is not None  # nothing of a tree comes true, and it takes ten times as long
-        one.learn(FinishedRound(plan, None, None, [()] * 3, [0, 0, 0], 0.1 if slow else 0.01, 0.0, 0.0))
-    assert plans[:32] == [start] * 32
-    assert sum(plan != PLAIN for plan in plans[132:]) < 20
-
-
 @pytest.mark.parametrize("slower", [1.05, 0.8])
 def test_copies_are_asked_for_where_they_pay(slower: float) -> None:
     one = AdaptivePlanner(

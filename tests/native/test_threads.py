@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from fledge.base.errors import EngineError
-from fledge.native import build, cgroup
+from fledge.native import build, cgroup, ops
 from fledge.train import library
 
 
@@ -59,3 +60,10 @@ def test_unknown_kernels_are_refused(monkeypatch: pytest.MonkeyPatch, value: str
     for asked in (build.unavailable_reason, library.load_library.__wrapped__):
         with pytest.raises(EngineError, match=r"FLEDGE_NATIVE is .* use 0"):
             asked()
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("blocks", [1, 3, 64, 4099])
+def test_reading_memory_leaves_no_block_out(blocks: int) -> None:
+    words = torch.arange(blocks * 64, dtype=torch.int64) ** 2
+    assert ops.read(words) == int(words.sum())

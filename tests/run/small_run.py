@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import yaml
 
+from fledge.commands.main import main
 from tests.base.forked import forked
 
 
@@ -62,16 +64,14 @@ def write_small_recipe(path: Path, target: Path) -> Path:
     return path
 
 
-def start_fledge(*arguments: str, output: Path) -> BaseProcess:
-    """The command line in a process of its own; what it prints goes to `output`."""
-    return forked(_run, arguments, output)
+def start_fledge(*arguments: str, output: Path, entry: Callable[[], None] = main) -> BaseProcess:
+    """A command line in a process of its own; what it prints goes to `output`."""
+    return forked(_run, arguments, output, entry)
 
 
-def _run(arguments: tuple[str, ...], output: Path) -> None:
+def _run(arguments: tuple[str, ...], output: Path, entry: Callable[[], None]) -> None:
     printed = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     sys.argv = ["fledge", *arguments]
-    from fledge.commands.main import main
-
-    main()
+    entry()

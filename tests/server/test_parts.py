@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge.base.errors import EngineError, HeadError, ServerError
-from fledge.engine import EngineOptions, Lookup, TreeShape
+from fledge.engine import EngineOptions, Lookup
 from fledge.server.fair_queue import FairQueue
 from fledge.server.launch import bind, check_memory, listen, load_engine, url
 from fledge.server.options import ServerOptions, from_vertex, read_keys
@@ -178,7 +178,6 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) ->
         ({"kv_tokens": 0}, "kv_tokens is 0"),
         ({"lookup": 4}, "lookup=4 needs a draft head"),
         ({"draft_weights": "int8"}, "draft_weights is for a draft head"),
-        ({"tuned": {1: TreeShape(2, 2, 4)}}, "tuned .* needs a draft head"),
         ({"drafter": "fledge.engine:Lookup"}, "drafter is 'fledge.engine:Lookup'; derive it from"),
         ({"drafter": Lookup(), "lookup": 4}, "lookup=4 is merged into a head's trees"),
         ({"drafter": Lookup(), "draft_weights": "int8"}, "draft_weights is for a draft head"),

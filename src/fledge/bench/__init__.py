@@ -5,12 +5,10 @@ answers.py      prompts one at a time, in alternation       identity.py     does
 concurrency.py  many requests in flight                     costs.py        single forwards
 workloads.py    the prompts                                 machine.py      processor, memory bandwidth, versions
 results.py      the files it writes                         summary.py      summary.json
-statistics.py   intervals and significance                  shapes.py       names of tree shapes
+statistics.py   intervals and significance
 
-ratios.py       `fledge bench ratios`                       kv_reads.py     its part about a GPU's attention
-ratio.py        its lines                                   tune.py         `fledge tune`
-load/           `fledge bench server`                       peers/          `fledge bench peers`
-plan/           `fledge plan`                               report/         report.html
+load/           `fledge bench server`                      plan/           `fledge plan`
+report/         report.html
 """
 
 from typing import TYPE_CHECKING

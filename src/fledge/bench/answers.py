@@ -23,7 +23,6 @@ from fledge.base.console import plural
 from fledge.bench.identity import GREEDY, Draw, Identity, compare
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import PLAIN, AnswerRow, Outcome, Piece, Sample
-from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import alternation, relative_noise
 from fledge.bench.workloads import Prompt, Workload
 from fledge.data.options import Progress
@@ -72,10 +71,10 @@ def measure_answers(
                 )
                 continue
             draw = Draw(options.temperature, seed=index)
-            runs, shapes = _answers(engines, islice(orders, options.repeats), ids, options, draw)
+            runs = _answers(engines, islice(orders, options.repeats), ids, options, draw)
             for head in heads:
                 pair = runs[PLAIN], runs[head]
-                row = answer_row(target, workload.name, prompt, head, *pair, shapes[head], draw)
+                row = answer_row(target, workload.name, prompt, head, *pair, draw)
                 results.rows.append(row)
                 if workload is workloads[0] and prompt.question_id in sample_ids:
                     results.samples.append(_sample(target, prompt, row, runs[head][0]))
@@ -90,12 +89,11 @@ def answer_row(
     head: str,
     plain: Sequence[Completion],
     speculative: Sequence[Completion],
-    shapes: Mapping[str, int] | None = None,
     draw: Draw = GREEDY,
 ) -> AnswerRow:
     """One prompt's row, from the repeats of both engines. The worst repeat decides whether the outputs are equal.
 
-    `shapes`: rounds of the first repeat per tree shape. `draw`: how the tokens were sampled.
+    `draw`: how the tokens were sampled.
     """
     identity = max(
         (compare(target, one, other, draw) for one, other in zip(plain, speculative, strict=True)),
@@ -123,8 +121,6 @@ def answer_row(
         drafted_rounds=stats.drafted_rounds,
         accepted_by_depth=stats.accepted_by_depth,
         phases_ms=_milliseconds(stats.phases),
-        phases_plain_ms=_milliseconds(plain[0].stats.phases),
-        shapes=dict(shapes or {}),
         outcome=identity.outcome,
         differs_at=identity.position,
         gap=identity.gap,
@@ -173,16 +169,13 @@ def _answers(
     ids: list[int],
     options: BenchOptions,
     draw: Draw,
-) -> tuple[dict[str, list[Completion]], dict[str, dict[str, int]]]:
-    """Each engine's answers to one prompt, one per order, and its rounds by tree shape in the first answer."""
+) -> dict[str, list[Completion]]:
+    """Each engine's answers to one prompt, one per order."""
     runs: dict[str, list[Completion]] = {name: [] for name in engines}
-    shapes: dict[str, dict[str, int]] = {}
     for names in orders:
         for name in names:
-            before = shape_rounds(engines[name])
             runs[name] += engines[name].generate([ids], max_tokens=options.max_tokens, **draw._asdict())
-            shapes.setdefault(name, rounds_since(before, engines[name]))
-    return runs, shapes
+    return runs
 
 
 def _warm_up(

@@ -1,7 +1,7 @@
 """Throughput and latencies of every engine with 1, 2, 4, ... requests in flight, relative to plain decode.
 
 Closed loop: whenever a request ends, the next one is sent until all are answered. Every measurement of a level, here
-and in `fledge bench ratios`, uses the same load:
+and in `python -m benchmarks.ratios`, uses the same load:
 
     requests   several per slot, with answers of different lengths as in real use (`answer_length`); towards the end
                fewer are in flight than the level says
@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fledge.bench.results import PLAIN, LevelRow
-from fledge.bench.shapes import rounds_since, shape_rounds
 from fledge.bench.statistics import alternation, compare_paired
 from fledge.data.options import Progress, silent
 from fledge.engine import Completion, Engine, SamplingParams
@@ -119,7 +118,6 @@ class ClosedLoop:
         self._first: dict[int, float] = {}  # times of their first tokens
         self._ttfts_ms: list[float] = []
         self._tpots_ms: list[float] = []
-        self._shapes = shape_rounds(engine)
 
     @property
     def done(self) -> bool:
@@ -160,22 +158,7 @@ class ClosedLoop:
             p95_tpot_ms=float(np.percentile(tpots, 95)),
             median_ttft_ms=median(self._ttfts_ms),
             tau=sum(one.tau * one.rounds for one in stats) / rounds if rounds else 1.0,
-            shapes=rounds_since(self._shapes, self._engine),
         )
-
-
-def run_level(
-    engine: Engine,
-    name: str,
-    requests: Sequence[list[int]],
-    concurrency: int,
-    max_tokens: int | Sequence[int],
-    temperature: float = 0.0,
-) -> LevelRow:
-    """Answer all requests with one engine (see `ClosedLoop`)."""
-    loop = ClosedLoop(engine, requests, concurrency, max_tokens, temperature)
-    run_side_by_side([loop])
-    return loop.figures(name)
 
 
 def run_side_by_side(loops: Sequence[ClosedLoop]) -> None:

@@ -32,7 +32,7 @@ class BenchOptions(BaseModel):
     sets: tuple[str, ...] = Field(
         default=(),
         description="own sets of one kind each, 40 prompts: multi_turn, code, mathematics, summarisation, translation, "
-        "question_answering, long_context; or generated ones: random:words=300, shared-prefix:words=1000",
+        "question_answering, long_context",
     )
     prompts_limit: int | None = Field(
         default=None, ge=1, description="prompts taken from each further file or set; null: all"
@@ -91,9 +91,6 @@ class BenchOptions(BaseModel):
     cuda_graphs: bool | None = Field(
         default=None,
         description="record rounds at start and replay them; on GPUs with Triton only, and there by default",
-    )
-    price_per_hour: float | None = Field(
-        default=None, gt=0, description="of the machine, in any currency: shows the cost per million tokens"
     )
 
     @property

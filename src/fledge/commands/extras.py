@@ -9,7 +9,6 @@ EXTRAS = {
     "rensa": "data",
     "httpx2": "data",
     "aiohttp": "bench",
-    "psutil": "bench",
     "fastapi": "serve",
     "prometheus_client": "serve",
     "starlette": "serve",

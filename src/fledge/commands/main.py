@@ -16,8 +16,7 @@ import typer
 from fledge import __version__
 from fledge.base.errors import FledgeError
 from fledge.base.retry import OneRetryLine
-from fledge.commands.bench import DeviceOption, TargetOption, bench_app, tune
-from fledge.commands.bench_privacy import bench_privacy
+from fledge.commands.bench import DeviceOption, TargetOption, bench_app
 from fledge.commands.cloud import deploy_app
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.exchange import export, import_
@@ -221,35 +220,8 @@ def compare(
     print_comparison(held_out, (a, b))
 
 
-@app.command(rich_help_panel=JUDGE)
-def ablate(
-    settings: Settings = None,
-    run_dir: RunDir = None,
-    row: Annotated[
-        list[str] | None, typer.Option(help="only this row (recipe, random, hard, ...); repeatable")
-    ] = None,
-    response_tokens: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=1, help="size of the training data; repeatable; by default 250000, 1000000 and 4000000"
-        ),
-    ] = None,
-) -> None:
-    """Show what each choice of a recipe is worth in tau.
-
-    Trains the recipe as it is, then with one thing changed at a time.
-    """
-    stored = described_run(settings, run_dir)
-    from fledge.commands.ablate import run_ablation
-
-    with resumable():
-        run_ablation(stored, response_tokens or [250_000, 1_000_000, 4_000_000], row or [])
-
-
 app.add_typer(bench_app, name="bench", rich_help_panel=STAGES)
-bench_app.command("privacy")(bench_privacy)
 app.command(rich_help_panel=JUDGE)(plan)
-app.command(rich_help_panel=JUDGE)(tune)
 
 
 @bench_app.command("engine")
@@ -273,37 +245,12 @@ def bench(
 
 
 @app.command(rich_help_panel=STAGES)
-def report(
-    settings: Settings = None,
-    run_dir: RunDir = None,
-    export: Annotated[
-        list[str] | None, typer.Option(help="write the report as md, or its charts as png, too; repeatable")
-    ] = None,
-    compare: Annotated[
-        tuple[str, str] | None, typer.Option(help="two run folders to compare instead", metavar="RUN RUN")
-    ] = None,
-    output: Annotated[str, typer.Option(help="where --compare writes its page")] = "compare.html",
-) -> None:
-    """Write report.html and summary.json, or compare two runs.
+def report(settings: Settings = None, run_dir: RunDir = None) -> None:
+    """Write report.html and summary.json.
 
-    Of the settings only bench.price_per_hour counts: the page shows the recipe the run was made with.
+    The page shows the recipe that the run was made with, whatever is named here.
     """
-    if compare is not None:
-        if settings or export:
-            raise typer.BadParameter("no settings or --export go with it", param_hint="--compare")
-        from fledge.base.storage import refuse_unwritable
-        from fledge.run.closing import compare_run_folders
-
-        refuse_unwritable(output)
-        compare_run_folders(*compare, output)
-        return
-    measured = described_run(settings, run_dir)
-    from fledge.bench.report.exports import check_kinds
-    from fledge.run.closing import export_report
-
-    check_kinds(export or [])
-    _stage("report", measured)
-    export_report(measured, export or [])
+    _stage("report", described_run(settings, run_dir))
 
 
 @app.command(rich_help_panel=USE)

@@ -27,30 +27,17 @@ def plan(
     ] = "",
     concurrency: InFlight = "1,2,4,8,16,32,64",
     context: Annotated[int, typer.Option(help="tokens in the KV cache of a request")] = 1024,
-    weight_bits: Annotated[
-        float | None, typer.Option(help="bits of a weight", show_default="as config.json says")
-    ] = None,
+    weight_bits: Annotated[float, typer.Option(help="bits of a weight, its share of scales included")] = 16.0,
     efficiency: Annotated[float, typer.Option(help="share of bandwidth and FLOP/s that kernels reach")] = 0.7,
     overhead_us: Annotated[float, typer.Option(help="microseconds of launches per forward and layer")] = 5.0,
     conversations: Annotated[int, typer.Option(help="conversations to train the head on")] = 100_000,
     tokens_each: Annotated[int, typer.Option(help="tokens of a conversation")] = 600,
     draft_vocab: Annotated[int, typer.Option(help="tokens the head can propose")] = 32_000,
-    features: Annotated[
-        str, typer.Option(help="transformers, where one device works at a time, or vllm")
-    ] = "transformers",
-    batch_tokens: Annotated[int, typer.Option(help="train.batch_tokens")] = 2048,
-    disk: Annotated[float, typer.Option(help="GB/s at which features are read")] = 2.0,
-    price: Annotated[float | None, typer.Option(help="price of one device per hour")] = None,
-    check: Annotated[
-        str | None, typer.Option(help="a run folder: compare its measured speed-ups too")
-    ] = None,
 ) -> None:
-    """Predict speed-up, data, features and training from a data sheet."""
+    """Predict bytes and the speed-up from a data sheet."""
     from fledge.base.console import print_table, say
-    from fledge.base.storage import join
-    from fledge.bench import BenchResult
     from fledge.bench.options import refused_by_name
-    from fledge.bench.plan import PlanOptions, check_table, make_plan, read_shape
+    from fledge.bench.plan import PlanOptions, make_plan, read_shape
     from fledge.target.resolve import config_place
 
     with refused_by_name():
@@ -69,17 +56,10 @@ def plan(
             conversations=conversations,
             tokens_each=tokens_each,
             draft_vocab=draft_vocab,
-            features=features,  # type: ignore[arg-type]
-            batch_tokens=batch_tokens,
-            disk_gb_s=disk,
-            price_per_hour=price,
         )
     place = config_place(model)
     shape = read_shape(place) if place == model else replace(read_shape(place), name=model.rpartition("/")[2])
     prediction = make_plan(shape, options)
     print_table(prediction.title, *prediction.speed_table)
-    print_table("Data, features, training", *prediction.work_table)
+    print_table("Bytes", *prediction.byte_table)
     say(*prediction.notes)
-    if check is not None:
-        bench = BenchResult.load(join(check, "bench"))
-        print_table("Predicted and measured", *check_table(bench, shape, draft_vocab))

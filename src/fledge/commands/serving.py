@@ -92,11 +92,8 @@ def serve(
     tree: Annotated[
         str | None,
         _engine_option(
-            help="a fixed tree, such as 4-4-16 from `fledge tune`; by default the planner decides"
+            help="a fixed tree, such as 4-4-16 (depth, topk, nodes); by default the planner decides"
         ),
-    ] = None,
-    tuned: Annotated[
-        str | None, _engine_option(help="tuned.json of `fledge tune`: what the planner begins with")
     ] = None,
     draft_weights: Annotated[
         Literal["int8", "bfloat16"] | None,
@@ -212,7 +209,6 @@ def serve(
         serve_with(engine, target, head, launch, plain=plain, dry_run=dry_run, check_only=check_only)
         return
     from fledge.engine import EngineOptions
-    from fledge.engine.shape_text import read_tuned
     from fledge.server import ServerOptions, serve
     from fledge.server.gate import check_clients
     from fledge.server.logs import set_up_logs
@@ -231,7 +227,6 @@ def serve(
         lookup=lookup,
         draft_weights=draft_weights,
         overlap=overlap,
-        tuned=read_tuned(tuned) if tuned else None,
         cuda_graphs=cuda_graphs,
     )
     set_up_logs(log_format)

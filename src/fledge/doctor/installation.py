@@ -39,7 +39,6 @@ _EXTRAS = {
     "ray": "ray",
     "vertex": "google-cloud-aiplatform",
     "wandb": "wandb",
-    "png": "resvg-py",
 }
 
 

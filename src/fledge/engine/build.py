@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -33,7 +33,7 @@ from fledge.engine.rounds.torch import TorchRounds
 from fledge.engine.rounds.verifier import Verifier
 from fledge.engine.scheduler import Scheduler
 from fledge.engine.selection import SelectionRows
-from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape, deepest
+from fledge.engine.shapes import PLAIN, TOPKS, TreeShape, deepest
 from fledge.target.batch import Decoder
 from fledge.target.cpu import NativeDecoder
 from fledge.target.experts import waits
@@ -96,8 +96,6 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     vocabulary = head.config.draft_vocab_size if head else own.vocabulary if own else None
     bounds = _bounds(vocabulary or decoder.config.vocab_size, tree, lookup) if speculates else [PLAIN]
     adaptive = speculates and tree is None
-    if options.tuned is not None:
-        _check_tuned(options.tuned, bounds)
     overlap = decoder.device.type == "cuda" if options.overlap is None else options.overlap
     window = max(shape.window for shape in bounds)
     # The host composes a round while the one before it may still commit this many tokens.
@@ -150,7 +148,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         with torch.inference_mode():
             cost = measure_cost(target, eagle, options.max_batch, graphs.recorder if graphs else None)
         confident, few = isinstance(rounds, NativeRounds), trees_for if recorded else None
-        planner = AdaptivePlanner(cost, topk, confident, lookup, start=options.tuned or {}, few=few)
+        planner = AdaptivePlanner(cost, topk, confident, lookup, few=few)
     if graphs is not None:
         with torch.inference_mode():
             room = _activations(decoder, options, nodes)
@@ -201,10 +199,8 @@ def _recorded(
     if bounds == [PLAIN] or options.tree is not None:
         return keys(options.max_batch, [shape for shape in bounds if shape != PLAIN])
     topk = max(shape.topk for shape in bounds)
-    trees = [*(shape for shape in TREES if shape.topk <= topk), *(options.tuned or {}).values()]
-    return keys(
-        options.max_batch, [replace(shape, lookup=lookup) for shape in dict.fromkeys(trees) if shape != PLAIN]
-    )
+    trees = [replace(shape, lookup=lookup) for shape in TREES if shape.topk <= topk]
+    return keys(options.max_batch, trees)
 
 
 def _activations(decoder: Decoder, options: EngineOptions, nodes: int) -> int:
@@ -296,17 +292,3 @@ def _bounds(vocabulary: int, tree: TreeShape | None, lookup: int) -> list[TreeSh
     if tree.topk > vocabulary:
         raise EngineError(f"{tree} wants more children than the head's {vocabulary} tokens; lower topk")
     return [tree]
-
-
-def _check_tuned(tuned: Mapping[int, TreeShape], bounds: Sequence[TreeShape]) -> None:
-    """Raise an EngineError for shapes to begin with that no planner of this engine could use."""
-    widest = max(shape.topk for shape in bounds)
-    for requests, shape in tuned.items():
-        if requests < 1 or (
-            shape != PLAIN
-            and not (shape.topk <= widest and 1 <= shape.depth <= MAX_DEPTH and 2 <= shape.nodes <= MAX_NODES)
-        ):
-            raise EngineError(
-                f"tuned has {shape} for {requests} requests; the planner's trees have at most {widest} children, "
-                f"{MAX_DEPTH} levels and {MAX_NODES} nodes: run fledge tune again"
-            )

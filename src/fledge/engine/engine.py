@@ -64,8 +64,6 @@ class Engine:
     prefix_cache: requests begin with what earlier ones left in the KV pool, where their tokens are the same.
     draft_weights: what the head's matrices are kept in; left out, int8 on the native CPU kernels.
     overlap: the host works on a round's results while the next round runs; only on GPUs, and there unless False.
-    tuned: by number of requests, the tree the planner begins with (`fledge tune`, `engine.shape_text.read_tuned`); it
-    goes its own way once it has measured enough.
     cuda_graphs: rounds are recorded when the engine starts, and replayed (`rounds/graphs.py`); needs a GPU and Triton,
     and is on there unless False, or unless a drafter of your own or a mixture of experts that isn't in bf16 reads
     values on the host.
@@ -89,7 +87,6 @@ class Engine:
         prefix_cache: bool = True,
         draft_weights: DraftWeights | None = None,
         overlap: bool | None = None,
-        tuned: Mapping[int, TreeShape] | None = None,
         cuda_graphs: bool | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -112,7 +109,6 @@ class Engine:
             prefix_cache=prefix_cache,
             draft_weights=draft_weights,
             overlap=overlap,
-            tuned=tuned,
             cuda_graphs=cuda_graphs,
             recorder=recorder,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fledge.base.errors import EngineError
@@ -29,7 +28,6 @@ class EngineOptions:
     prefix_cache: bool = True
     draft_weights: DraftWeights | None = None
     overlap: bool | None = None
-    tuned: Mapping[int, TreeShape] | None = None
     cuda_graphs: bool | None = None
     recorder: Recorder | None = None
 
@@ -60,14 +58,6 @@ class EngineOptions:
             )
         if self.lookup is not None and not 0 <= self.lookup < MAX_NODES:
             raise EngineError(f"lookup is {self.lookup}; let it propose 0 (none) to {MAX_NODES - 1} tokens")
-        if self.tuned is not None and not (
-            isinstance(self.tuned, Mapping)
-            and all(isinstance(n, int) and isinstance(shape, TreeShape) for n, shape in self.tuned.items())
-        ):
-            raise EngineError(
-                f"tuned is {self.tuned!r}; use a dictionary of numbers of requests and TreeShapes, as read_tuned gives "
-                "it"
-            )
 
     def check_head(self, *, given: bool) -> None:
         """Raise an EngineError for what needs a draft head, if there is none to be."""
@@ -87,8 +77,4 @@ class EngineOptions:
         if self.lookup and (not given or self.tree == PLAIN):
             raise EngineError(
                 f"lookup={self.lookup} needs a draft head and a tree; give the engine both or leave it out"
-            )
-        if self.tuned and (not given or self.tree is not None):
-            raise EngineError(
-                "tuned is what the planner begins with: it needs a draft head and no fixed tree"
             )

@@ -10,7 +10,6 @@ worker.py      the process beside it: lowest priority, ends with its server
   student.py     steps, and measurements against the head that serves
 wire.py        what the two processes say to each other
 versions.py    heads on disk, each with its card
-race.py        how long a fresh server takes to 1.2x, 1.5x and 2x
 """
 
 from typing import TYPE_CHECKING

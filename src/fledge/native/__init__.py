@@ -22,7 +22,7 @@ result never depends on the rows beside it. Read the C++ from the bottom up:
                  forward.cpp        a forward of the target, and one of the head
     tokens       sampler.h          argmax, top-k, sampling with filters
                  screen.h           a row's token without reading all of the lm_head
-                 library.cpp        the other calls: starting, packing, moving KV, sampling
+                 library.cpp        the other calls: starting, packing, moving KV, sampling, reading
                  abi.cpp            sizes of the structures, checked when the library is loaded
     rounds       round.h            what the call of a round takes and writes
                  round.cpp          draft -> verify -> accept -> extend in one call

@@ -251,4 +251,5 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     abi.check(loaded, abi.STRUCTURES, abi.LIMITS)
     loaded.fledge_pack.restype = loaded.fledge_pack_screen.restype = ctypes.c_void_p
     loaded.fledge_packed_bytes.restype = loaded.fledge_screen_bytes.restype = ctypes.c_int64
+    loaded.fledge_read.restype = ctypes.c_uint64
     return loaded

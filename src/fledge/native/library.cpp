@@ -1,5 +1,5 @@
-// The C interface besides forwards: starting, packing weights, moving KV entries, sampling. Called from Python
-// through ctypes.
+// The C interface besides forwards: starting, packing weights, moving KV entries, sampling, reading memory. Called from
+// Python through ctypes.
 #include "models.h"
 #include "sampler.h"
 #include "screen.h"
@@ -96,6 +96,28 @@ void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const 
       out[r] = choose_token(x, n, o, coins[r], mine);
     });
   });
+}
+
+// Reads memory as fast as it can be read, each thread its share. The sum keeps a compiler from leaving that out.
+uint64_t fledge_read(const uint64_t* words, int64_t bytes) {
+  constexpr int64_t kBlock = 64;    // words
+  constexpr int64_t kAhead = 512;  // words that are asked for before they are read
+  std::lock_guard<std::mutex> lock(call_mutex());
+  Team& t = team();
+  std::atomic<uint64_t> sum{0};
+  int blocks = static_cast<int>(bytes / (kBlock * static_cast<int64_t>(sizeof(uint64_t))));
+  t.run([&](int id) {
+    uint64_t lanes[kBlock] = {};
+    for (int64_t b = t.share_begin(id, blocks); b < t.share_begin(id + 1, blocks); ++b) {
+      const uint64_t* block = words + b * kBlock;
+      for (int64_t k = 0; k < kBlock; k += 8) __builtin_prefetch(block + kAhead + k, 0, 3);
+      for (int64_t k = 0; k < kBlock; ++k) lanes[k] += block[k];
+    }
+    uint64_t mine = 0;
+    for (uint64_t lane : lanes) mine += lane;
+    sum.fetch_add(mine);
+  });
+  return sum.load();
 }
 
 }  // extern "C"

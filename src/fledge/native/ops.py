@@ -1,4 +1,4 @@
-"""Calls of single kernels: packing, multiplying, sampling. Pointers in, pointers out; callers check the shapes."""
+"""Calls of single kernels: packing, multiplying, sampling, reading. Pointers in and out; callers check the shapes."""
 
 from __future__ import annotations
 
@@ -98,6 +98,11 @@ class BatchArguments:
         )
         self.mask = None if window_mask is None else window_mask.contiguous()
         self.struct = abi.Batch(rows, requests, pages, *(t.data_ptr() for t in self.held), address(self.mask))
+
+
+def read(memory: Tensor) -> int:
+    """Read contiguous memory on all threads, as fast as they can; the sum of its words, in blocks of 512 bytes."""
+    return int(library().fledge_read(c_void_p(memory.data_ptr()), c_int64(memory.nbytes)))
 
 
 def sample(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 
 from fledge.base import storage
 from fledge.base.console import print_table, say
-from fledge.base.errors import DataError, StorageError
+from fledge.base.errors import DataError
 from fledge.base.storage import join
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.load import LoadResult
-from fledge.bench.report import DataFacts, ReportFacts, data_facts, training_facts, write_report
-from fledge.bench.report.compare import compare_runs, render_comparison
-from fledge.bench.report.exports import write_exports
+from fledge.bench.report import ReportFacts, data_facts, training_facts, write_report
 from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import name_engines
@@ -22,12 +19,10 @@ from fledge.bench.summary import WorkloadSummary
 from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
-from fledge.released import released_for
 from fledge.run.folder import Record, Run, file_digest
 from fledge.run.recipe import RECIPE_NAME, read_recipe_file
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
-DATA_NAME = "data.json"  # what the head was trained on; a released head's folder contains a copy
 
 
 def write_closing(run: Run, records: Iterable[Record]) -> None:
@@ -47,25 +42,20 @@ def write_closing(run: Run, records: Iterable[Record]) -> None:
 def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     """The contents of a run's report; `seconds` is the duration of each stage.
 
-    The report shows the recipe the run was made with, not the one it is reported with. Only a price given now is used,
-    since no stage depends on it.
+    The report shows the recipe the run was made with, not the one it is reported with.
     """
     head = training_facts(run.url("head"), run.url("train", "metrics.jsonl"))
     bench = BenchResult.load(run.url("bench")) if storage.exists(run.url("bench", "bench.json")) else None
-    if bench is not None and (price := run.recipe.bench.price_per_hour) is not None:
-        priced = bench.options.model_copy(update={"price_per_hour": price})
-        bench = bench.model_copy(update={"options": priced})
     load = _checked_load(run.folder) if storage.exists(run.url("load", "load.json")) else None
     saved = run.url(RECIPE_NAME)
     recipe = read_recipe_file(saved) if storage.exists(saved) else run.recipe.to_yaml()
-    data = _own_data(run)
+    data = data_facts(run.url("conversations"), run.url("prompts"), _own_head(run.folder))
     if bench is not None:  # then the target needn't be loaded
-        name, revision = bench.subject.target, bench.subject.revision
+        name = bench.subject.target
     elif load is not None and head is None and data is None:  # only servers, whose target no recipe names
-        name, revision, recipe = next(iter(load.models.values())), "", ""
+        name, recipe = next(iter(load.models.values())), ""
     else:
-        name, revision = run.target.name, run.target.revision
-    shipped = released_for(revision)
+        name = run.target.name
     outdated = run.of_earlier_head("bench")
     left_out = f"{run.url('bench')} is of an earlier head and left out; delete it and run `fledge bench`"
     return ReportFacts(
@@ -74,8 +64,6 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         load=load,
         data=data,
         training=head,
-        released=training_facts(shipped, join(shipped, "metrics.jsonl")) if shipped else None,
-        released_data=_stored_data(join(shipped, DATA_NAME)) if shipped else None,
         stages=seconds,
         commands=[run.command] if run.command else [],
         recipe=recipe,
@@ -83,12 +71,6 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         notes=[left_out] if outdated else [],
         created=time.strftime("%Y-%m-%d %H:%M %Z"),
     )
-
-
-def export_report(run: Run, kinds: Sequence[str]) -> None:
-    """Write the report as Markdown (md) or its charts as images (png), beside the page."""
-    if kinds:
-        say(*(f"written: {url}" for url in write_exports(run.url(), report_facts(run, {}), kinds)))
 
 
 def keep_load(result: LoadResult, folder: str) -> None:
@@ -128,27 +110,6 @@ def _checked_load(folder: str) -> LoadResult:
     if (record := Record.load(join(folder, "load"))) is not None:
         record.is_whole(folder)
     return LoadResult.load(join(folder, "load"))
-
-
-def compare_run_folders(first: str, second: str, output: str) -> None:
-    """Compare two runs' benchmarks: a table on the console, and a page."""
-    results = [_checked_bench(folder) for folder in (first, second)]
-    comparison = compare_runs(results[0], results[1], (first, second))
-    # Fits into 80 characters; the page also has the number of prompts.
-    table = comparison.table
-    columns, *rows = ([*cells[:2], *cells[3:]] for cells in (table.columns, *table.rows))
-    print_table("Second run over the first; ms per output token", columns, rows, text_columns=2)
-    say(*([comparison.warning] if comparison.warning else []), *comparison.differences)
-    storage.write_atomic(output, render_comparison(comparison).encode())
-    say(f"comparison: {output}")
-
-
-def _checked_bench(folder: str) -> BenchResult:
-    """A run's benchmark, if its files are unchanged since `fledge bench` wrote them."""
-    place = join(folder, "bench")
-    if (record := Record.load(place)) is not None:
-        record.is_whole(folder)
-    return BenchResult.load(place)
 
 
 def print_closing(run: Run, records: Iterable[Record]) -> None:
@@ -225,21 +186,3 @@ def _own_head(folder: str) -> Head | None:
     """The head in a run folder, or None before training has written one."""
     url = join(folder, "head")
     return Head.load(url) if storage.exists(join(url, CONFIG_NAME)) else None
-
-
-def _own_data(run: Run) -> DataFacts | None:
-    """Facts about the run's data, stored beside the report."""
-    data = data_facts(run.url("conversations"), run.url("prompts"), _own_head(run.folder))
-    if data is not None:
-        storage.write_json(run.url(DATA_NAME), asdict(data))
-    return data
-
-
-def _stored_data(url: str) -> DataFacts | None:
-    """Facts stored by an earlier run."""
-    if not storage.exists(url):
-        return None
-    try:
-        return DataFacts(**storage.read_json(url))
-    except TypeError as error:
-        raise StorageError(f"{url} doesn't hold facts about data ({error}); get the head again") from error

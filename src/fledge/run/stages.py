@@ -227,8 +227,7 @@ def _bench_fingerprint(run: Run) -> Fingerprint:
             "stage": "bench",
             "format": _FORMAT,
             "target": run.target_parts() | {"backend": run.recipe.target.backend},
-            # No measured figure depends on the price.
-            "bench": options.model_dump(mode="json", exclude={"price_per_hour"}),
+            "bench": options.model_dump(mode="json"),
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
         }

@@ -8,7 +8,7 @@ the layer   functions.py autograd functions                   attention.py, atte
 kernels     kernels.py, attention_torch.py in torch           kernels_compiled.py, attention_compiled.py, library.py
 weights     weights.py flat buffers, workspace.py scratch     parallel.py several processes, sharded.py
 saved       checkpoint.py                                     curves.py TensorBoard and W&B
-measuring   evaluation.py, acceptance.py, serving.py          compare.py two heads, ablation.py many trainings
+measuring   evaluation.py, acceptance.py, serving.py          compare.py two heads
 """
 
 from typing import TYPE_CHECKING

@@ -1,14 +1,14 @@
 """A load generator for any OpenAI-compatible streaming server.
 
-options.py   what is sent, and how hard         drive.py     closed loop, Poisson, replayed traffic
-client.py    one streamed request, timed        metrics.py   percentiles, throughput, goodput
+options.py   what is sent, and how hard         drive.py     the closed loop
+client.py    one streamed request, timed        metrics.py   percentiles, throughput
 counters.py  the server's counters of drafts results.py   the files, and comparisons
-servers.py   running servers, or started ones   run.py       all servers and levels, in alternation
+servers.py   the servers by name                run.py       all servers and levels, in alternation
 
 Results are read without the package aiohttp, which sends the requests: import what sends from its own file.
 """
 
-from fledge.bench.load.options import LoadOptions, Objective
+from fledge.bench.load.options import LoadOptions
 from fledge.bench.load.results import LoadResult
 
-__all__ = ["LoadOptions", "LoadResult", "Objective"]
+__all__ = ["LoadOptions", "LoadResult"]

@@ -33,8 +33,7 @@ class RequestRecord:
 
     question_id: str
     turn: int
-    due: float  # scheduled send time: the start of all its latencies
-    sent: float = 0.0
+    sent: float = 0.0  # the start of all its latencies
     arrivals: list[float] = field(default_factory=list)  # of chunks with text
     # Tokens so far at each arrival, if the server reports them.
     arrival_tokens: list[int] = field(default_factory=list)
@@ -53,13 +52,13 @@ class RequestRecord:
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first chunk, including queueing in the load generator."""
-        return self.arrivals[0] - self.due
+        """Seconds to the first chunk."""
+        return self.arrivals[0] - self.sent
 
     @property
     def e2e(self) -> float:
         """Seconds to the last chunk."""
-        return self.arrivals[-1] - self.due
+        return self.arrivals[-1] - self.sent
 
     @property
     def tpot(self) -> float | None:

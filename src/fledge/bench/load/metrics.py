@@ -3,8 +3,7 @@
     {mean,median,std,p90,p95,p99,max}_{ttft,tpot,itl,e2e_latency}_ms      latencies in milliseconds
     request_throughput, input_throughput, output_throughput, total_throughput     per second
     accept_length                                                     SGLang's name for tau
-    spec_decode_*, request_goodput, total_token_throughput            vLLM's names
-    phase_ms_per_round, cost_per_million_output_tokens                ours
+    spec_decode_*, total_token_throughput                             vLLM's names
 
 Percentiles interpolate between adjacent values, as numpy does by default.
 """
@@ -15,8 +14,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from fledge.bench.load.options import Objective
 
 if TYPE_CHECKING:  # what they import sends requests
     from fledge.bench.load.client import RequestRecord
@@ -48,32 +45,10 @@ def distribution(values: Sequence[float], name: str) -> dict[str, float | None]:
     )
 
 
-def meets(record: RequestRecord, slo: Objective) -> bool:
-    """Whether one request met every objective."""
-    if not record.ok:
-        return False
-    tpot = record.tpot
-    itls = record.itls
-    limits = (
-        (slo.ttft, record.ttft),
-        (slo.tpot, tpot if tpot is not None else 0.0),
-        (slo.itl, float(np.percentile(itls, 99)) if itls else 0.0),
-        (slo.e2e, record.e2e),
-    )
-    return all(limit is None or 1e3 * seconds <= limit for limit, seconds in limits)
-
-
-def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float:
-    """The cost of a million tokens, in the price's currency."""
-    return price_per_hour / (tokens_per_second * 3600) * 1e6
-
-
 def level_figures(
     records: Sequence[RequestRecord],
     seconds: float,
     speculation: Speculation | None,
-    slo: Objective | None,
-    price_per_hour: float | None = None,
 ) -> dict[str, Any]:
     """The figures of one level: a line of `load.jsonl`, without the fields that name the level."""
     done = [record for record in records if record.ok]
@@ -97,10 +72,6 @@ def level_figures(
     latencies = latencies_ms(records)
     for kind in _KINDS:
         row |= distribution(latencies[kind], kind)
-    if slo is not None:
-        row["request_goodput"] = sum(meets(record, slo) for record in records) / seconds
-    if price_per_hour is not None and output:
-        row["cost_per_million_output_tokens"] = cost_per_million(price_per_hour, output / seconds)
     if speculation is not None:
         row |= speculation.figures()
     errors = sorted({record.error for record in records if record.error})

@@ -7,9 +7,8 @@ load.json         what was run, the comparisons, machine and versions
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,15 +20,13 @@ from fledge.bench.results import write_rows
 from fledge.bench.statistics import compare_paired, median_of
 
 Row = Mapping[str, Any]
-_ALL_AT_ONCE = "inf"
 
 
 class Comparison(BaseModel):
     """One server against the baseline at one level: medians over the repeats, and intervals of the ratios."""
 
     server: str
-    concurrency: int | None
-    request_rate: float | None
+    concurrency: int
     tpot_ms: float | None
     tpot_baseline_ms: float | None
     ttft_ms: float | None
@@ -55,7 +52,7 @@ class LoadResult(BaseModel):
     version: int = 1
     servers: list[str]  # the baseline first
     models: dict[str, str]
-    commands: dict[str, str]  # each server's start command or address
+    addresses: dict[str, str]
     workload: str
     options: dict[str, Any]
     comparisons: list[Comparison]
@@ -66,8 +63,8 @@ class LoadResult(BaseModel):
 
     def save(self, folder: str) -> None:
         """Write both files; load.json last, so that its existence implies a complete result."""
-        write_rows(join(folder, "load.jsonl"), map(_strict, self.rows))
-        write_json(join(folder, "load.json"), _strict(self.model_dump(exclude={"rows"})))
+        write_rows(join(folder, "load.jsonl"), self.rows)
+        write_json(join(folder, "load.json"), self.model_dump(exclude={"rows"}))
 
     @classmethod
     def load(cls, folder: str) -> LoadResult:
@@ -76,9 +73,6 @@ class LoadResult(BaseModel):
         try:
             lines = read_bytes(join(folder, "load.jsonl")).splitlines()
             rows = [json.loads(line) for line in lines if line]
-            for row in rows:
-                if row["request_rate"] == _ALL_AT_ONCE:
-                    row["request_rate"] = math.inf
             return cls.model_validate({**value, "rows": rows})
         except (ValidationError, KeyError, TypeError, ValueError) as error:
             raise StorageError(
@@ -86,37 +80,11 @@ class LoadResult(BaseModel):
             ) from error
 
 
-def _strict(value: Any) -> Any:
-    """The value with infinite rates written as strings, as in vLLM, since JSON has no infinity."""
-    if isinstance(value, Mapping):
-        return {name: _strict(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(part) for part in value]
-    return _ALL_AT_ONCE if value == math.inf else value
-
-
-class Level(NamedTuple):
-    """One amount of load: requests in flight, or requests per second; neither: a replayed traffic log."""
-
-    concurrency: int | None
-    rate: float | None
-
-    def __str__(self) -> str:
-        if self.concurrency is not None:
-            return f"{self.concurrency} in flight"
-        return f"{self.rate:g} requests/s" if self.rate is not None else "log"
-
-
-def level_of(row: Row) -> Level:
-    """The level at which a row was measured."""
-    return Level(row["max_concurrency"], row["request_rate"])
-
-
 def compare_levels(
-    rows: Sequence[Row], servers: Sequence[str], same: Mapping[tuple[str, Level], tuple[int, int]]
+    rows: Sequence[Row], servers: Sequence[str], same: Mapping[tuple[str, int], tuple[int, int]]
 ) -> list[Comparison]:
     """Every server against the first one, level by level. `same`: (equal, compared) answers by server and level."""
-    levels = list(dict.fromkeys(level_of(row) for row in rows))
+    levels = list(dict.fromkeys(row["max_concurrency"] for row in rows))
     return [
         compare_level(rows, servers[0], server, level, same.get((server, level), (0, 0)))
         for level in levels
@@ -129,7 +97,7 @@ def compare_level(
     rows: Sequence[Row],
     baseline: str,
     server: str,
-    level: Level,
+    level: int,
     same: tuple[int, int],
 ) -> Comparison:
     """One server against the baseline at one level, paired by repeat."""
@@ -146,8 +114,7 @@ def compare_level(
     )
     return Comparison(
         server=server,
-        concurrency=level.concurrency,
-        request_rate=level.rate,
+        concurrency=level,
         tpot_ms=median_of(b for _, b in timed),
         tpot_baseline_ms=median_of(a for a, _ in timed),
         ttft_ms=median_of(row["median_ttft_ms"] for row in other),
@@ -164,7 +131,7 @@ def compare_level(
         identical=same[0],
         compared=same[1],
         rejected=reason_to_reject(plain, other, speedup),
-        remark=_remark(other, speedup, tau),
+        remark=_remark(speedup, tau),
     )
 
 
@@ -181,11 +148,9 @@ def reason_to_reject(plain: Sequence[Row], other: Sequence[Row], speedup: float 
     return None
 
 
-def _remark(other: Sequence[Row], speedup: float | None, tau: float | None) -> str | None:
-    """A speed-up above tau isn't due to the head alone, since a round costs at least a plain step. In an open loop it
-    may be, because the slower server has more requests in flight."""
-    closed = other[0]["max_concurrency"] is not None
-    if not closed or speedup is None or tau is None or not 1.0 < tau < speedup:
+def _remark(speedup: float | None, tau: float | None) -> str | None:
+    """A speed-up above tau isn't due to the head alone, since a round costs at least a plain step."""
+    if speedup is None or tau is None or not 1.0 < tau < speedup:
         return None
     return (
         f"speed-up {speedup:.2f} exceeds tau {tau:.2f}, so another engine or other weights have their share in it; "
@@ -193,8 +158,10 @@ def _remark(other: Sequence[Row], speedup: float | None, tau: float | None) -> s
     )
 
 
-def _repeats(rows: Iterable[Row], server: str, level: Level) -> dict[int, Row]:
-    return {row["repeat"]: row for row in rows if row["backend"] == server and level_of(row) == level}
+def _repeats(rows: Iterable[Row], server: str, level: int) -> dict[int, Row]:
+    return {
+        row["repeat"]: row for row in rows if row["backend"] == server and row["max_concurrency"] == level
+    }
 
 
 def _errors(rows: Iterable[Row]) -> list[str]:

@@ -1,12 +1,11 @@
 """`report.html`: one self-contained page without scripts, network access or own fonts; light and dark.
 
     facts.py    facts besides the benchmark, read from a run's folders
-    page.py     all blocks of the page             speed.py    blocks about speed, sameness, load and cost
-    charts.py   SVG                                rounds.py   blocks about rounds: phases, limits, trees
+    page.py     all blocks of the page             speed.py    blocks about speed, sameness and load
+    charts.py   SVG                                rounds.py   the block about rounds' phases
     figures.py  charts of a benchmark's rows       story.py    blocks about data, training, stages, samples
-    served.py   the block about servers            render.py   fills templates/, the pages' HTML and CSS
-    formats.py  formatting of figures, tables and bars  exports.py  the report as Markdown, its charts as PNG
-    compare.py  two runs side by side              gains.py    the chart of throughput over plain decode
+    served.py   the block about servers            render.py   fills templates/, the page's HTML and CSS
+    formats.py  formatting of figures, tables and bars  gains.py  the chart of throughput over plain decode
 
 The template only lays out; every figure, and every sentence that depends on one, is computed in Python.
 """

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fledge.bench.report import figures, speed, story
 from fledge.bench.report.facts import ReportFacts
 from fledge.bench.report.gains import gain_chart, gain_note, level_gains
-from fledge.bench.report.rounds import limit_groups, round_groups, shape_table
+from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.results import RELEASED, TRAINED
 from fledge.bench.statistics import range_note
 from fledge.bench.summary import acceptance_by_depth, head_summary
 
@@ -19,9 +18,7 @@ class Page:
         bench, self.facts = facts.bench, facts
         self.target = facts.target.rstrip("/").rsplit("/", 1)[-1]
         self.heads = list(bench.heads) if bench else []
-        trained = ((TRAINED, facts.training), (RELEASED, facts.released))
-        named = self.heads or [name for name, part in trained if part]
-        self.naming = naming = speed.name_engines(named)
+        self.naming = naming = speed.name_engines(self.heads)
 
         self.heroes = speed.make_heroes(bench, naming)
         self.headline = speed.headline(self.heroes)
@@ -45,20 +42,16 @@ class Page:
         self.gain_chart, self.gain_note = gain_chart(gains, naming), gain_note(gains, naming)
         self.tpot_chart = figures.load_chart(levels, naming, "median_tpot_ms")
         self.ttft_chart = figures.load_chart(levels, naming, "median_ttft_ms")
-        self.load_note = speed.load_note(levels, naming)
         repeats = bench.options.sweep_repeats if bench and self.gain_chart else 0
         self.range_note = range_note(repeats, "bench.sweep_repeats")
         self.level_table = speed.level_table(levels, naming)
-        self.costs = speed.cost_groups(bench, naming)
 
         by_depth = {head: acceptance_by_depth(bench.rows(head)) for head in self.heads} if bench else {}
         self.depth_chart = figures.depth_chart(by_depth, naming)
         self.rounds = round_groups(bench, naming)
-        self.limits = limit_groups(bench, naming)
-        self.shape_table = shape_table(bench, naming)
         self.samples = story.sample_views(bench, naming)
-        self.data = story.data_views(facts, naming)
-        self.training = story.training_views(facts, naming)
+        self.data = story.data_view(facts.data)
+        self.training = story.training_view(facts.training)
 
         self.plain_bars = story.plain_bars(bench)
         costs = bench.costs if bench and bench.costs and bench.costs.verify else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from fledge.base.console import plural
 from fledge.bench.load import LoadResult
-from fledge.bench.load.results import Comparison, Level, level_of
+from fledge.bench.load.results import Comparison
 from fledge.bench.report.charts import Axes, Series, line_chart
 from fledge.bench.report.formats import ABSENT, Table, interval, number, percent, times
 from fledge.bench.statistics import median_of, range_note
@@ -20,11 +20,8 @@ _CHARTS = {
     "output_throughput": ("Output throughput", "tokens/s; higher is better", "tokens/s"),
     "median_ttft_ms": ("Time to first token", "median, ms; lower is better", "ms to the first token"),
 }
+_AXIS = "requests in flight"
 _COLUMNS = ("load", "server", "TPOT", "TTFT", "tokens/s", "speed-up (95 %)", "τ", "same answers", "noise")
-_MORE_COLUMNS = {  # fields that only some tests have
-    "request_goodput": "goodput/s",
-    "cost_per_million_output_tokens": "cost per million",
-}
 
 
 @dataclass(frozen=True)
@@ -71,51 +68,30 @@ def served_view(load: LoadResult | None) -> ServedView | None:
         notes=[
             *load.notes,
             *(range_note(options.get("repeats", 0)) if load.comparisons else []),
-            *_rounds(load),
         ],
     )
 
 
-def _rounds(load: LoadResult) -> list[str]:
-    """Time per phase of a round, for servers that report it."""
-    phases_by_server: dict[str, list[dict[str, float]]] = {}
-    for row in load.rows:
-        if phases := row.get("phase_ms_per_round"):
-            phases_by_server.setdefault(row["backend"], []).append(phases)
-    lines = []
-    for server, rows in phases_by_server.items():
-        means = {name: median(row.get(name, 0.0) for row in rows) for name in rows[-1]}
-        shown = ", ".join(f"{name} {number(value, 2)}" for name, value in means.items() if value)
-        if shown:
-            lines.append(f"A round of {server}, mean ms (median over levels and repeats): {shown}.")
-    return lines
-
-
 def _charts(load: LoadResult, styles: dict[str, str]) -> list[Chart]:
-    closed = [row for row in load.rows if row["max_concurrency"] is not None]
-    axis, key = (
-        ("requests in flight", "max_concurrency") if closed else ("requests per second", "request_rate")
-    )
-    rows = closed or [row for row in load.rows if row["request_rate"] is not None]
-    levels = sorted({float(row[key]) for row in rows if row[key] != float("inf")})
+    levels = sorted({float(row["max_concurrency"]) for row in load.rows})
     if len(levels) < 2:
         return []
     charts = []
     for field, (title, note, unit) in _CHARTS.items():
         series = [
-            Series(server, style, _points([row for row in rows if row["backend"] == server], key, field))
+            Series(server, style, _points([row for row in load.rows if row["backend"] == server], field))
             for server, style in styles.items()
         ]
-        axes = Axes(axis, unit, x_scale="log2", x_values=levels)
-        charts.append(Chart(title, note, line_chart(series, axes, description=f"{unit} against {axis}")))
+        axes = Axes(_AXIS, unit, x_scale="log2", x_values=levels)
+        charts.append(Chart(title, note, line_chart(series, axes, description=f"{unit} against {_AXIS}")))
     return [chart for chart in charts if chart.svg]
 
 
-def _points(rows: Sequence[dict[str, Any]], key: str, field: str) -> list[tuple[float, float]]:
+def _points(rows: Sequence[dict[str, Any]], field: str) -> list[tuple[float, float]]:
     by_level: dict[float, list[float]] = {}
     for row in rows:
-        if row[field] is not None and row[key] != float("inf"):
-            by_level.setdefault(float(row[key]), []).append(row[field])
+        if row[field] is not None:
+            by_level.setdefault(float(row["max_concurrency"]), []).append(row[field])
     return [(level, median(values)) for level, values in sorted(by_level.items())]
 
 
@@ -126,43 +102,42 @@ def _failures(load: LoadResult) -> list[str]:
         if failed := sum(row["failed"] for row in rows):
             errors = sorted({error for row in rows for error in row.get("errors", ())})
             sent = failed + sum(row["completed"] for row in rows)
-            lines.append(f"{level}, {server}: {failed} of {sent} requests failed: {'; '.join(errors[:2])}")
+            lines.append(
+                f"{level} in flight, {server}: {failed} of {sent} requests failed: {'; '.join(errors[:2])}"
+            )
     return lines
 
 
 def _remarks(load: LoadResult) -> list[str]:
     return [
-        f"{Level(c.concurrency, c.request_rate)}, {c.server}: {remark}"
+        f"{c.concurrency} in flight, {c.server}: {remark}"
         for c in load.comparisons
         if (remark := f"rejected, {c.rejected}" if c.rejected else c.remark)
     ]
 
 
-def _blocks(load: LoadResult) -> Iterator[tuple[Level, str, list[dict[str, Any]]]]:
+def _blocks(load: LoadResult) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
     """Each level's rows by server, in table order."""
-    for level in dict.fromkeys(level_of(row) for row in load.rows):
+    for level in dict.fromkeys(row["max_concurrency"] for row in load.rows):
         for server in load.servers:
-            rows = [row for row in load.rows if row["backend"] == server and level_of(row) == level]
+            rows = [row for row in load.rows if row["backend"] == server and row["max_concurrency"] == level]
             if rows:
                 yield level, server, rows
 
 
 def _table(load: LoadResult) -> Table:
-    comparisons = {(c.server, c.concurrency, c.request_rate): c for c in load.comparisons}
-    more = {field: name for field, name in _MORE_COLUMNS.items() if any(field in row for row in load.rows)}
+    comparisons = {(c.server, c.concurrency): c for c in load.comparisons}
     lines = [
-        _line(server, level, rows, comparisons.get((server, *level)), more)
-        for level, server, rows in _blocks(load)
+        _line(server, level, rows, comparisons.get((server, level))) for level, server, rows in _blocks(load)
     ]
-    return Table((*_COLUMNS, *more.values()), lines)
+    return Table(_COLUMNS, lines)
 
 
 def _line(
     server: str,
-    level: Level,
+    level: int,
     rows: Sequence[dict[str, Any]],
     c: Comparison | None,
-    more: Iterable[str],
 ) -> list[str]:
     def middle(field: str) -> float | None:
         return median_of(row.get(field) for row in rows)
@@ -175,4 +150,4 @@ def _line(
         noise = percent(c.noise, 1)
     figures = [number(middle("median_tpot_ms"), 2), number(middle("median_ttft_ms"), 0)]
     figures += [number(middle("output_throughput")), speedup, number(middle("accept_length"), 2), same, noise]
-    return [str(level), server, *figures, *(number(middle(field), 2) for field in more)]
+    return [f"{level} in flight", server, *figures]

@@ -1,4 +1,4 @@
-"""The report's blocks about speed, identity, load and cost."""
+"""The report's blocks about speed, identity and load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fledge.base.console import plural
 from fledge.bench.load import LoadResult
-from fledge.bench.load.metrics import cost_per_million
 from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, times
 from fledge.bench.results import PLAIN, RANDOM, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
 from fledge.bench.summary import WorkloadSummary, workload_summary
@@ -165,49 +164,6 @@ def level_table(levels: Sequence[LevelRow], naming: Naming) -> Table:
         cells += [number(row.output_throughput), times(row.ratio), interval(row.ratio_low, row.ratio_high)]
         rows.append([*cells, number(row.tau, 2)])
     return Table((*columns, "interval", "τ"), rows)
-
-
-def load_note(levels: Sequence[LevelRow], naming: Naming) -> str:
-    """How the gain changes with load, by head.
-
-    The gain is one of throughput. With many requests in flight, drafting also changes which answers wait for which
-    prefills, which shifts time from the first tokens to the later ones.
-    """
-    notes = []
-    for head in dict.fromkeys(row.engine for row in levels if row.engine != PLAIN and row.ratio is not None):
-        rows = [row for row in levels if row.engine == head]
-        note = f"{naming.labels[head]} {times(rows[0].ratio)} with {rows[0].concurrency} in flight"
-        notes.append(
-            f"{note}, {times(rows[-1].ratio)} with {rows[-1].concurrency}" if len(rows) > 1 else note
-        )
-    if not notes:
-        return ""
-    return (
-        "Throughput counts the prompts' prefill and the wait for a place, too, which the time per output token at the "
-        f"top doesn't: {'; '.join(notes)}."
-    )
-
-
-def cost_groups(bench: BenchResult | None, naming: Naming) -> list[BarGroup]:
-    """Cost by concurrency and engine; empty without a price."""
-    price = bench.options.price_per_hour if bench else None
-    levels = (
-        [row for row in bench.levels if row.engine != RANDOM] if bench else []
-    )  # nobody pays for that one
-    if price is None or not levels:
-        return []
-    top = max(cost_per_million(price, row.output_throughput) for row in levels)
-    groups = []
-    for level in dict.fromkeys(row.concurrency for row in levels):
-        rows, bars = [row for row in levels if row.concurrency == level], []
-        for row in rows:
-            cost = cost_per_million(price, row.output_throughput)
-            label, style = naming.labels[row.engine], naming.styles[row.engine]
-            bars.append(Bar(label, style, f"{cost:.2f}", 100 * cost / top))
-        best = max((row.ratio for row in rows if row.engine != PLAIN and row.ratio is not None), default=None)
-        saving = f"{times(best)} the tokens for the money" if best else ""
-        groups.append(BarGroup(f"{level} in flight", saving, bars))
-    return groups
 
 
 def rejected_rows(bench: BenchResult | None, naming: Naming) -> list[str]:

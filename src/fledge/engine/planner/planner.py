@@ -17,7 +17,7 @@ the last rounds, so that no round waits for a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -54,7 +54,6 @@ _HOPE = 4.0
 # The credit for tries, in plain rounds: at the start, added per round, at most. Then the longest catching up with
 # which the head still gets its first try.
 _FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
-_TUNED_ROUNDS = 32  # rounds of a batch size that follow the tuned tree
 # All of a kind's early rounds are learnt from, then every fourth, or every eighth plain one: on a CPU a forward evicts
 # Python from the caches, so learning takes a few percent of a round.
 _EARLY_ROUNDS, _LEARN_EVERY = (16, 16, 16), (8, 4, 4)  # by kind
@@ -139,15 +138,14 @@ class AdaptivePlanner:
     """Plans rounds from the outcomes of earlier ones. One per engine.
 
     `cost`: measured at start. `topk` bounds the trees' width. `confident`: rounds may read their own probabilities.
-    `lookup`: the most tokens that prompt lookup proposes. `start`: the shape to begin with, by batch size. `few`: by
-    number of requests, the only trees to choose from, the smallest first; None: all.
+    `lookup`: the most tokens that prompt lookup proposes. `few`: by number of requests, the only trees
+    to choose from, the smallest first; None: all.
     """
 
     cost: CostModel
     topk: int
     confident: bool
     lookup: int = 0
-    start: Mapping[int, TreeShape] = field(default_factory=dict)
     few: Callable[[int], Sequence[TreeShape]] | None = None
 
     def __post_init__(self) -> None:
@@ -170,10 +168,6 @@ class AdaptivePlanner:
         size.rounds += 1
         if size.rounds < size.quiet:
             return self._plan(size.rule, requests)
-        if self.start and size.rounds <= _TUNED_ROUNDS:
-            tuned = self.start[min(self.start, key=lambda one: (abs(one - requests), one))]
-            size.rule = Kind.HEAD if tuned.depth else Kind.PLAIN
-            return self._with_head(tuned, requests) if tuned.depth else None
         self._follow(size, self._fastest(size, requests, behind))
         tried = self._tried(size, requests, behind)
         if tried is None:
