@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported, which torch may do
@@ -17,6 +18,9 @@ from fledge.native.build import cache_folder
 from tests.commands.command import Fledge
 from tests.kernels import pytest_runtest_setup, pytest_sessionfinish
 from tests.run.small_run import write_small_recipe
+
+if TYPE_CHECKING:
+    from fledge.target import Target
 
 # torch and transformers are imported in fixtures: the process that only hands out tests needn't wait for them.
 
@@ -55,6 +59,14 @@ def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny import save_tiny_target
 
     return save_tiny_target(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target_folder: Path) -> Target:
+    """The same in float32. A room or a file whose tests need another has a `target` of its own."""
+    from tests.heads.tiny_head import load_tiny_target
+
+    return load_tiny_target(tiny_target_folder)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 from benchmarks.ratios.kv_reads import kv_reads
 from benchmarks.ratios.line import Ratio, Ratios, paired, single
 from fledge.base.errors import DataError
-from fledge.bench.concurrency import Load, longest_answer, run_level, sweep
+from fledge.bench.concurrency import ClosedLoop, Load, longest_answer, run_side_by_side, sweep
 from fledge.bench.costs import measure_costs
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
@@ -259,6 +259,20 @@ class Bench:
                 row = run_level(engines[name], name, requests, level, tokens)
                 if repeat >= warmup:
                     yield name, row
+
+
+def run_level(
+    engine: Engine,
+    name: str,
+    requests: Sequence[list[int]],
+    concurrency: int,
+    max_tokens: int | Sequence[int],
+    temperature: float = 0.0,
+) -> LevelRow:
+    """Answer all requests with one engine (see `ClosedLoop`)."""
+    loop = ClosedLoop(engine, requests, concurrency, max_tokens, temperature)
+    run_side_by_side([loop])
+    return loop.figures(name)
 
 
 def _over_plain(plain: LevelRow, row: LevelRow, load: Load) -> Ratio:

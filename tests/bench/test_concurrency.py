@@ -7,14 +7,13 @@ from typing import cast
 
 import pytest
 
-from benchmarks.ratios.parts import Bench, RatioOptions
+from benchmarks.ratios.parts import Bench, RatioOptions, run_level
 from fledge.bench import BenchOptions, concurrency, run_bench
 from fledge.bench.concurrency import (
     ClosedLoop,
     Load,
     answer_length,
     longest_answer,
-    run_level,
     run_side_by_side,
     sweep,
 )

@@ -132,16 +132,6 @@ def test_counters_of_vllm_and_sglang_are_read() -> None:
     assert between({}, parse_metrics("sglang:spec_accept_length NaN\n")) is None
 
 
-def test_a_server_of_ours_tells_where_its_rounds_time_goes() -> None:
-    page = (
-        'fledge:rounds_total{{model_name="m"}} {}\nsglang:spec_accept_length 2.0\n'
-        'fledge:phase_seconds_total{{phase="draft"}} {}\nfledge:phase_seconds_total{{phase="verify"}} {}\n'
-    )
-    found = between(parse_metrics(page.format(10, 1.0, 2.0)), parse_metrics(page.format(110, 1.5, 4.0)))
-    assert found is not None
-    assert found.figures()["phase_ms_per_round"] == pytest.approx({"draft": 5.0, "verify": 20.0})
-
-
 def test_tau_of_a_server_of_ours_counts_rounds_without_a_draft_too() -> None:
     page = (
         "fledge:request_rounds_total {}\nfledge:round_tokens_total {}\nvllm:spec_decode_num_drafts_total {}\n"

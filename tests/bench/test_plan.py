@@ -135,52 +135,34 @@ def test_the_head_of_a_mixture_of_experts_is_as_wide_as_fledge_makes_it() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("quantised", "bits"),
-    [
-        ({}, 16.0),
-        ({"quant_method": "fp8"}, 8.0),
-        ({"quant_method": "mxfp4"}, 4.25),
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4.15625),
-        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8.0),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
-            },
-            8.0,
-        ),
-        ({"quant_method": "of our own"}, None),
-    ],
-)
-def test_the_bits_of_a_weight_are_the_checkpoints(quantised: dict[str, Any], bits: float | None) -> None:
-    model = shape_of(LLAMA_70B | {"quantization_config": quantised})
-    assert model.weight_bits == bits
-    assert H100S.device(model).weight_bytes == (bits or 16) / 8
-    assert replace(H100S, weight_bits=6.0).device(model).weight_bytes == 0.75
-    told = [note for note in make_plan(model, H100S).notes if "bits are taken" in note]
-    assert len(told) == bool(quantised)
-    assert bits is not None or "--weight-bits" in told[0]
+def test_the_bits_of_a_weight_are_told_where_the_checkpoint_is_quantised() -> None:
+    assert H100S.device.weight_bytes == 2.0
+    options = replace(H100S, weight_bits=4.25)
+    assert options.device.weight_bytes == 4.25 / 8
+    (told,) = (note for note in make_plan(shape_of(GPT_OSS), options).notes if "quantised" in note)
+    assert "(mxfp4); 4.25 bits are taken for each: --weight-bits" in told
+    assert not any("quantised" in note for note in make_plan(shape_of(LLAMA_70B), options).notes)
 
 
 @pytest.mark.parametrize(
-    ("name", "published"),
+    ("name", "published", "bits"),
     [
-        ("Llama-3.3-70B", LLAMA_70B),
-        ("Qwen3-30B-A3B", QWEN3_30B),
-        ("gpt-oss-120b", GPT_OSS),
-        ("DeepSeek-V3", DEEPSEEK | {"quantization_config": {"quant_method": "fp8"}}),
+        ("Llama-3.3-70B", LLAMA_70B, 16.0),
+        ("Qwen3-30B-A3B", QWEN3_30B, 16.0),
+        ("gpt-oss-120b", GPT_OSS, 4.25),
+        ("DeepSeek-V3", DEEPSEEK, 8.0),
     ],
 )
-def test_the_figures_of_the_large_targets_follow_from_the_formulas(name: str, published: dict) -> None:
+def test_the_figures_of_the_large_targets_follow_from_the_formulas(
+    name: str, published: dict, bits: float
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "large.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {name}, "))
-    model = shape_of(published)
-    plan = make_plan(model, replace(H100S, engine="vllm", conversations=50_000, tokens_each=700))
+    options = replace(H100S, engine="vllm", weight_bits=bits, conversations=50_000, tokens_each=700)
+    plan = make_plan(shape_of(published), options)
     speeds = {speed.concurrency: f"{speed.speedup:.2f}x" for speed in plan.speeds}
     sizes = {line[0]: line[-1] for line in plan.byte_table.rows}
-    cells = [f"{name}, {model.weight_bits:g}", speeds[1], speeds[64], sizes["weights"], sizes["features"]]
+    cells = [f"{name}, {bits:g}", speeds[1], speeds[64], sizes["weights"], sizes["features"]]
     assert [cell.strip() for cell in row.strip("|").split("|")] == cells
 
 

@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fledge import released
-from fledge.bench.report import ReportFacts, render_report, training_facts, write_report
+from fledge.bench.report import ReportFacts, render_report, write_report
 from fledge.bench.report.charts import Axes, Series, column_chart, line_chart, nice_ticks
 from fledge.bench.report.facts import TrainingFacts
 from fledge.bench.report.figures import running_mean, thinned
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
-from fledge.bench.report.speed import name_engines
-from fledge.bench.report.story import training_views
+from fledge.bench.report.story import training_view
 from fledge.bench.results import Piece
 from fledge.bench.summary import workload_summary
 from tests.bench.synthetic import bench_result, report_facts
@@ -206,25 +204,10 @@ def test_an_answer_that_differs_without_lookup_only_is_told_in_the_headline() ->
     assert "but outputs differ</h1>" in page
 
 
-def test_curves_of_several_trainings_mark_where_each_began(tmp_path: Path) -> None:
-    head = Path(released.__file__).parent / "smollm2-135m-instruct"
-    several = training_facts(str(head), str(head / "metrics.jsonl"))
-    assert several is not None
-    assert len(several.restarts) == 6  # its README names seven runs
-    (lines,) = training_views(ReportFacts("t", released=several), name_engines(["released"]))
-    assert lines.tau.count('class="across"') == 6
-    assert "7 trainings, each from the head before it" in lines.note
-    rows = (head / "metrics.jsonl").read_text().splitlines()
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows[:100]) + "\n")  # warm-up, then decay: one training
-    once = training_facts(str(head), str(tmp_path / "metrics.jsonl"))
-    assert once is not None
-    assert once.restarts == []
-
-
 def test_the_curve_shows_which_weights_were_kept() -> None:
     tau = [(step, 2.0 - abs(step - 40) / 100) for step in range(0, 100, 10)]
-    facts = ReportFacts("t", training=TrainingFacts(tau=tau, kept=(40, 2.0)))
-    (view,) = training_views(facts, name_engines(["trained"]))
+    view = training_view(TrainingFacts(tau=tau, kept=(40, 2.0)))
+    assert view is not None
     assert view.tau.count('class="across"') == 1
     assert "the head is as it was there" in view.note
     assert [(tile.figure, tile.caption) for tile in view.tiles] == [

@@ -27,39 +27,13 @@ from tests.data.templates import FIXTURES
 from tests.data.test_contract import with_template
 
 CODE = [
-    "function",
-    "list",
-    "python",
-    "return",
-    "loop",
-    "index",
-    "string",
-    "error",
-    "test",
-    "array",
-    "sort",
-    "parse",
-    "file",
-    "class",
-    "method",
-    "type",
-]
+    "function", "list", "python", "return", "loop", "index", "string", "error",
+    "test", "array", "sort", "parse", "file", "class", "method", "type",
+]  # fmt: skip
 CHAT = [
-    "holiday",
-    "dinner",
-    "friend",
-    "weather",
-    "music",
-    "story",
-    "letter",
-    "garden",
-    "birthday",
-    "travel",
-    "coffee",
-    "dream",
-    "evening",
-    "lake",
-]
+    "holiday", "dinner", "friend", "weather", "music", "story", "letter",
+    "garden", "birthday", "travel", "coffee", "dream", "evening", "lake",
+]  # fmt: skip
 
 
 def sentences(vocabulary: Sequence[str], count: int, seed: int) -> list[str]:

@@ -72,14 +72,6 @@ def test_no_flipped_bit_gives_other_rows(tmp_path: Path) -> None:
             Waiting(str(tmp_path), 0)
 
 
-def test_what_an_older_version_left_waiting_is_found(tmp_path: Path) -> None:
-    waiting = Waiting(str(tmp_path), 0)
-    finish(waiting, 1, FOUND)
-    waiting.save()
-    (tmp_path / NAME).write_bytes((tmp_path / NAME).read_bytes().partition(b"\n")[2])
-    assert finish(Waiting(str(tmp_path), 0), 1, None) == FOUND
-
-
 def test_a_kill_finds_the_file_a_minute_old_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting(str(tmp_path), 0)
     finish(waiting, 1, FOUND)

@@ -18,11 +18,6 @@ from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
 from tests.tiny import TinyShape, save_tiny_target
 
 
-@pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
-
-
 @pytest.fixture(scope="module", params=KINDS)
 def head(request: pytest.FixtureRequest, target: Target) -> Head:
     return random_head(target, **KINDS[request.param])

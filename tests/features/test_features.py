@@ -13,7 +13,6 @@ from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, byte
 from fledge.features import extract as extract_module
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
-from tests.heads.tiny_head import load_tiny_target
 
 OPTIONS = FeatureOptions(batch_tokens=64, shard_mib=1)
 
@@ -49,11 +48,6 @@ def write_conversations(url: Path, conversations: list[Conversation]) -> str:
             f"conversations-{number:05d}.parquet", shard_bytes(part), records=len(part), tokens=tokens
         )
     return str(url)
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
 
 
 @pytest.fixture

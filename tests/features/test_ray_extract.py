@@ -13,7 +13,6 @@ from fledge.features import extract as extract_module
 from fledge.target import Target, TargetOptions
 from tests.data.conftest import files_of
 from tests.features.test_features import make_conversations, write_conversations
-from tests.heads.tiny_head import load_tiny_target
 
 ray = pytest.importorskip("ray")
 
@@ -26,11 +25,6 @@ OPTIONS = FeatureOptions(batch_tokens=64, shard_mib=1)
 def nodes() -> Iterator[TwoNodes]:
     with two_nodes() as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
 
 
 @pytest.fixture

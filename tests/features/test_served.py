@@ -102,11 +102,6 @@ def extractor(
     return ServedExtractor(target, FeatureServers(urls=urls, concurrency=concurrency), pause)
 
 
-@pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
-
-
 def test_a_server_s_hidden_states_make_the_target_s_own_store(
     target: Target, tiny_target_folder: Path, tmp_path: Path
 ):

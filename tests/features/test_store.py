@@ -184,15 +184,6 @@ def test_a_foreign_manifest_of_files_as_long_is_named_too(damaged: Path):
     assert "features-00001" in fault
 
 
-def test_a_manifest_without_header_checksums_is_read_as_before(damaged: Path):
-    path = damaged / "manifest.json"
-    manifest = json.loads(path.read_text())
-    assert all(len(shard.pop("header")) == 64 for shard in manifest["shards"])
-    path.write_text(json.dumps({"shards": manifest["shards"]}))
-    assert len(read_all(damaged)) == 12
-    assert verify_store(str(damaged)).faults == ()
-
-
 def test_verify_finds_every_planted_fault_and_nothing_else(damaged: Path):
     assert verify_store(str(damaged)).faults == ()
     first = bytearray((damaged / "features-00000.safetensors").read_bytes())

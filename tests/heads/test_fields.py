@@ -18,7 +18,7 @@ from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
 from fledge.heads.forms import Form
 from fledge.target import Target
-from tests.heads.tiny_head import load_tiny_target, random_head
+from tests.heads.tiny_head import random_head
 
 # As transformers 4 wrote them into every config.json that a trainer saved whole.
 TRANSFORMERS_4: dict[str, Any] = {
@@ -101,11 +101,6 @@ PUBLISHED: dict[str, tuple[Form, dict[str, Any]]] = {
     "all of transformers 4": ("sglang", TRANSFORMERS_4),
     "all of transformers 5": ("sglang", PreTrainedConfig().to_dict() | {"architectures": ["LlamaForCausalLM"]}),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
 
 
 @pytest.fixture(scope="module")

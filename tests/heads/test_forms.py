@@ -25,11 +25,6 @@ from tests.interop import interpreter
 from tests.tiny import TinyShape, save_tiny_target
 
 
-@pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
-
-
 def bf16(head: Head) -> Head:
     return Head(head.config, head.weights.to(torch.bfloat16), head.metadata)
 

@@ -538,8 +538,6 @@ def test_the_shipped_head_of_this_target_stands_beside_the_runs_own(
 ) -> None:
     shipped = tmp_path / "released" / "tiny"
     shutil.copytree(finished_run / "head", shipped)
-    shutil.copy(finished_run / "train" / "metrics.jsonl", shipped)
-    shutil.copy(finished_run / "data.json", shipped)
     monkeypatch.setattr("fledge.released.FOLDER", tmp_path / "released")
     shutil.rmtree(run_copy / "bench")
     options = recipe.train.model_copy(update={"init_head": "released"})

@@ -79,7 +79,7 @@ def measure(
     peer: Peer | None,
 ) -> None:
     weights = options.step_weights
-    learner = Learner(head, target.weights, torch.bfloat16, CPU, options.loss_to_take)
+    learner = Learner(head, target.weights, torch.bfloat16, CPU, options.own_loss)
     optimizer = Optimizer(learner.unrolled.weights, options, 1000)
 
     def ours(batch: object) -> None:

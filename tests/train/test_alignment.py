@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from fledge.target.batch import ForwardBatch
 from fledge.train import attention_flex
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
-from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
+from tests.heads.tiny_head import KINDS, random_head
 from tests.train.samples import make_sample
 from tests.train.test_functions import dense_attention
 
@@ -27,11 +26,6 @@ SAMPLES = [
     make_sample([(3, 1), (4, 6), (2, 7)], seed=2),
     make_sample([(2, 20)], seed=3),
 ]
-
-
-@pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
 
 
 @pytest.fixture(scope="module", params=KINDS)

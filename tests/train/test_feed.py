@@ -30,11 +30,6 @@ SMALL = OPTIONS.model_copy(update={"epochs": 2.0, "ttt_steps": 2, "dtype": "floa
 
 
 @pytest.fixture(scope="module")
-def target(tiny_target_folder: Path) -> Target:
-    return load_tiny_target(tiny_target_folder)
-
-
-@pytest.fixture(scope="module")
 def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = make_conversations(20)
     counting = [

@@ -161,20 +161,6 @@ class ClosedLoop:
         )
 
 
-def run_level(
-    engine: Engine,
-    name: str,
-    requests: Sequence[list[int]],
-    concurrency: int,
-    max_tokens: int | Sequence[int],
-    temperature: float = 0.0,
-) -> LevelRow:
-    """Answer all requests with one engine (see `ClosedLoop`)."""
-    loop = ClosedLoop(engine, requests, concurrency, max_tokens, temperature)
-    run_side_by_side([loop])
-    return loop.figures(name)
-
-
 def run_side_by_side(loops: Sequence[ClosedLoop]) -> None:
     """Run all loops concurrently: the next step is always that of the loop with the least work time.
 

@@ -27,9 +27,7 @@ def plan(
     ] = "",
     concurrency: InFlight = "1,2,4,8,16,32,64",
     context: Annotated[int, typer.Option(help="tokens in the KV cache of a request")] = 1024,
-    weight_bits: Annotated[
-        float | None, typer.Option(help="bits of a weight", show_default="as config.json says")
-    ] = None,
+    weight_bits: Annotated[float, typer.Option(help="bits of a weight, its share of scales included")] = 16.0,
     efficiency: Annotated[float, typer.Option(help="share of bandwidth and FLOP/s that kernels reach")] = 0.7,
     overhead_us: Annotated[float, typer.Option(help="microseconds of launches per forward and layer")] = 5.0,
     conversations: Annotated[int, typer.Option(help="conversations to train the head on")] = 100_000,

@@ -136,7 +136,7 @@ class Shard:
                 f"it holds {len(self._rows)} conversations of {tokens} tokens, but the manifest says "
                 f"{entry.records} of {entry.tokens}: file and manifest belong to different stores"
             )
-        if entry.header not in (None, digest):
+        if entry.header != digest:
             raise self.damaged("wrong header checksum, or file and manifest belong to different stores")
         self._checked = bytearray(2 * len(self.lengths))
         self._starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]

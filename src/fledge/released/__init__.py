@@ -36,14 +36,6 @@ def released_folder(target: Target) -> str | None:
     return None
 
 
-def released_for(revision: str) -> str | None:
-    """The folder of the shipped head that was trained on exactly this target; for reports, which don't load targets."""
-    for config in sorted(FOLDER.glob(f"*/{CONFIG_NAME}")):
-        if json.loads(config.read_text("utf-8")).get("fledge", {}).get("target_revision") == revision:
-            return str(config.parent)
-    return None
-
-
 def released_head(target: Target) -> Head:
     """The shipped head for this target; a HeadError if there is none."""
     return load_head(target, RELEASED)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 
 from fledge.base import storage
 from fledge.base.console import print_table, say
-from fledge.base.errors import DataError, StorageError
+from fledge.base.errors import DataError
 from fledge.base.storage import join
 from fledge.bench import RELEASED, BenchResult, Summary, summarise
 from fledge.bench.load import LoadResult
-from fledge.bench.report import DataFacts, ReportFacts, data_facts, training_facts, write_report
+from fledge.bench.report import ReportFacts, data_facts, training_facts, write_report
 from fledge.bench.report.formats import clock, number, times
 from fledge.bench.report.served import served_view
 from fledge.bench.report.speed import name_engines
@@ -20,12 +19,10 @@ from fledge.bench.summary import WorkloadSummary
 from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
-from fledge.released import released_for
 from fledge.run.folder import Record, Run, file_digest
 from fledge.run.recipe import RECIPE_NAME, read_recipe_file
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
-DATA_NAME = "data.json"  # what the head was trained on; a released head's folder contains a copy
 
 
 def write_closing(run: Run, records: Iterable[Record]) -> None:
@@ -52,14 +49,13 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
     load = _checked_load(run.folder) if storage.exists(run.url("load", "load.json")) else None
     saved = run.url(RECIPE_NAME)
     recipe = read_recipe_file(saved) if storage.exists(saved) else run.recipe.to_yaml()
-    data = _own_data(run)
+    data = data_facts(run.url("conversations"), run.url("prompts"), _own_head(run.folder))
     if bench is not None:  # then the target needn't be loaded
-        name, revision = bench.subject.target, bench.subject.revision
+        name = bench.subject.target
     elif load is not None and head is None and data is None:  # only servers, whose target no recipe names
-        name, revision, recipe = next(iter(load.models.values())), "", ""
+        name, recipe = next(iter(load.models.values())), ""
     else:
-        name, revision = run.target.name, run.target.revision
-    shipped = released_for(revision)
+        name = run.target.name
     outdated = run.of_earlier_head("bench")
     left_out = f"{run.url('bench')} is of an earlier head and left out; delete it and run `fledge bench`"
     return ReportFacts(
@@ -68,8 +64,6 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         load=load,
         data=data,
         training=head,
-        released=training_facts(shipped, join(shipped, "metrics.jsonl")) if shipped else None,
-        released_data=_stored_data(join(shipped, DATA_NAME)) if shipped else None,
         stages=seconds,
         commands=[run.command] if run.command else [],
         recipe=recipe,
@@ -192,21 +186,3 @@ def _own_head(folder: str) -> Head | None:
     """The head in a run folder, or None before training has written one."""
     url = join(folder, "head")
     return Head.load(url) if storage.exists(join(url, CONFIG_NAME)) else None
-
-
-def _own_data(run: Run) -> DataFacts | None:
-    """Facts about the run's data, stored beside the report."""
-    data = data_facts(run.url("conversations"), run.url("prompts"), _own_head(run.folder))
-    if data is not None:
-        storage.write_json(run.url(DATA_NAME), asdict(data))
-    return data
-
-
-def _stored_data(url: str) -> DataFacts | None:
-    """Facts stored by an earlier run."""
-    if not storage.exists(url):
-        return None
-    try:
-        return DataFacts(**storage.read_json(url))
-    except TypeError as error:
-        raise StorageError(f"{url} doesn't hold facts about data ({error}); get the head again") from error

@@ -11,37 +11,7 @@ from hypothesis import strategies as st
 
 from fledge.data.selection import TrafficModel, distance, share_out
 from fledge.data.selection.matching import NgramCounts, features, gumbel
-
-CODE = [
-    "function",
-    "list",
-    "python",
-    "return",
-    "loop",
-    "index",
-    "string",
-    "error",
-    "test",
-    "array",
-    "sort",
-    "parse",
-    "file",
-    "class",
-]
-CHAT = [
-    "holiday",
-    "dinner",
-    "friend",
-    "weather",
-    "music",
-    "story",
-    "letter",
-    "garden",
-    "birthday",
-    "travel",
-    "coffee",
-    "dream",
-]
+from tests.data.test_mixing import CHAT, CODE
 
 
 def texts(vocabulary: list[str], count: int, seed: int) -> list[tuple[str]]:

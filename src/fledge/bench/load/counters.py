@@ -2,8 +2,7 @@
 
 vLLM counts drafts and tokens (`vllm:spec_decode_*_total`), so a level's acceptance is the difference of two readings.
 SGLang only exposes a recent mean (`sglang:spec_accept_length`). fledge's server has both names. Since its rounds often
-have no draft, it also counts rounds and their tokens (`fledge:request_rounds_total`, `fledge:round_tokens_total`), and
-reports where their time goes (`fledge:phase_seconds_total`).
+have no draft, it also counts rounds and their tokens (`fledge:request_rounds_total`, `fledge:round_tokens_total`).
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 import aiohttp
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})?\s+([-+.\deEinfINFnaN]+)")
-_LABEL = re.compile(r'\b(?:position|phase)="(\w+)"')
+_LABEL = re.compile(r'\bposition="(\w+)"')
 _GAUGE = "spec_accept_length"  # SGLang's
 _DRAFTS, _ACCEPTED = "spec_decode_num_drafts", "spec_decode_num_accepted_tokens"
-_BY_POSITION, _PHASES = f"{_ACCEPTED}_per_pos ", "phase_seconds "
+_BY_POSITION = f"{_ACCEPTED}_per_pos "
 
-# By name, without the engine's prefix and `_total`; followed by the position or phase of a sample.
+# By name, without the engine's prefix and `_total`; followed by the position of a sample.
 Reading = Mapping[str, float]
 
 
@@ -38,7 +37,6 @@ class Speculation:
     draft_tokens: int | None = None
     accepted: int | None = None
     by_position: tuple[float, ...] = ()  # [d - 1]: share of drafts whose accepted path reached depth d
-    phase_ms: Mapping[str, float] = field(default_factory=dict)  # mean per round, if the server reports it
 
     def figures(self) -> dict[str, Any]:
         """The fields of a result row."""
@@ -53,7 +51,7 @@ class Speculation:
                 "spec_decode_acceptance_rate": 100 * self.accepted / self.draft_tokens,
                 "spec_decode_per_position_acceptance_rates": list(self.by_position),
             }
-        return row | ({"phase_ms_per_round": dict(self.phase_ms)} if self.phase_ms else {})
+        return row
 
 
 def parse_metrics(text: str) -> Reading:
@@ -90,15 +88,12 @@ def between(before: Reading, after: Reading) -> Speculation | None:
         return round(grown[name]) if name in grown else None
 
     depths = sorted(int(name.removeprefix(_BY_POSITION)) for name in grown if name.startswith(_BY_POSITION))
-    phases = {name.removeprefix(_PHASES): s for name, s in grown.items() if name.startswith(_PHASES)}
-    rounds = grown.get("rounds")
     return Speculation(
         tau=tau,
         drafts=as_int(_DRAFTS),
         draft_tokens=as_int("spec_decode_num_draft_tokens"),
         accepted=as_int(_ACCEPTED),
         by_position=tuple(grown[f"{_BY_POSITION}{depth}"] / drafts for depth in depths) if drafts else (),
-        phase_ms={name: 1e3 * seconds / rounds for name, seconds in phases.items()} if rounds else {},
     )
 
 

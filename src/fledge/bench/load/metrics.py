@@ -4,7 +4,6 @@
     request_throughput, input_throughput, output_throughput, total_throughput     per second
     accept_length                                                     SGLang's name for tau
     spec_decode_*, total_token_throughput                             vLLM's names
-    phase_ms_per_round                                                ours
 
 Percentiles interpolate between adjacent values, as numpy does by default.
 """

@@ -45,7 +45,7 @@ class PlanOptions:
     tree: Annotated[tuple[Count, ...], Field(min_length=3, max_length=3)] | None = None  # None: the engine's
     concurrency: Levels = (1, 2, 4, 8, 16, 32, 64)
     context: Count = 1024
-    weight_bits: Positive | None = None  # None: as the checkpoint's config.json says
+    weight_bits: Positive = 16.0
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
     overhead_us: NotNegative = 5.0
     conversations: Count = 100_000
@@ -71,13 +71,14 @@ class PlanOptions:
         """What is drafted in a round."""
         return TreeShape(*(self.tree or (_TREE if self.engine == "fledge" else _CHAIN)))
 
-    def device(self, model: ModelShape) -> Device:
+    @property
+    def device(self) -> Device:
         """All devices as one. An exchange between them costs about as much as a launch."""
         reached = self.efficiency * self.devices
         return Device(
             bandwidth=self.bandwidth_gb_s * 1e9 * reached,
             flops=self.tflops * 1e12 * reached,
-            weight_bytes=(self.weight_bits or model.weight_bits or 16.0) / 8,
+            weight_bytes=self.weight_bits / 8,
             launch=self.overhead_us * 1e-6,
             exchanges=self.devices > 1,
         )
@@ -184,7 +185,7 @@ class Plan:
 
 def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
     """Predict speed by concurrency, and the bytes of weights, KV, answers and features."""
-    device, shape, context = options.device(model), options.shape, options.context
+    device, shape, context = options.device, options.shape, options.context
     head, tau = HeadShape.of(model, options.draft_vocab), tree_tau(options.acceptance, options.shape.depth)
     speeds = []
     for level in options.concurrency:
@@ -218,12 +219,10 @@ def _notes(model: ModelShape, options: PlanOptions, speeds: Sequence[SpeedRow]) 
         f"Tau {speeds[0].tau:.2f} follows from --acceptance for {'chains' if tree.topk == 1 else 'the tree'} "
         f"{tree.depth},{tree.topk},{tree.nodes}."
     ]
-    if model.quantised and options.weight_bits is None:
+    if model.quantised:
         notes.append(
-            f"{model.weight_bits:g} bits are taken for each weight, as config.json says ({model.quantised})."
-            if model.weight_bits is not None
-            else f"config.json says that the weights are quantised ({model.quantised}), not how; 16 bits are taken for "
-            "each: --weight-bits changes it."
+            f"config.json says that the weights are quantised ({model.quantised}); {options.weight_bits:g} bits are "
+            "taken for each: --weight-bits changes it."
         )
     if sentence := refusal(options.engine, model.architecture):
         notes.append(f"warning: {sentence}.")

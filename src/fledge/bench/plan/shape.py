@@ -37,7 +37,6 @@ class ModelShape:
     windows: tuple[int, ...] = ()  # attention windows of the layers that have one
     architecture: str = ""
     quantised: str = ""  # method, if given in config.json
-    weight_bits: float | None = 16.0  # as config.json says; None: quantised in a way it doesn't say
 
     @property
     def weights(self) -> int:
@@ -150,7 +149,6 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         windows=_windows(raw, layers),
         architecture=str((config.get("architectures") or [""])[0]),
         quantised=str(quantised.get("quant_method") or ""),
-        weight_bits=_weight_bits(quantised) if quantised else 16.0,
     )
 
 
@@ -164,27 +162,6 @@ class _Sizes(NamedTuple):
     head_dim: int
     mixture: bool
     latent_attention: bool
-
-
-_SCALE_BITS = 20  # of a group's scale and zero point: 16 and 4
-_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5}  # the last two with their scales
-
-
-def _weight_bits(quantised: Mapping[str, Any]) -> float | None:
-    """Bits of a quantised weight with its share of scales; None if the configuration doesn't say."""
-    method = str(quantised.get("quant_method") or "").lower()
-    algorithm = str(quantised.get("quant_algo") or method).lower()  # ModelOpt's
-    if algorithm in _BITS:
-        return _BITS[algorithm]
-    group, bits = quantised.get("group_size"), quantised.get("bits") or quantised.get("w_bit")
-    for part in (quantised.get("config_groups") or {}).values():  # compressed-tensors
-        weights = (part or {}).get("weights") or {}
-        bits, group = weights.get("num_bits"), weights.get("group_size")
-    if method == "bitsandbytes":
-        bits, group = (4, 64) if quantised.get("load_in_4bit") else (8, None)
-    if not isinstance(bits, int):
-        return None
-    return bits + (_SCALE_BITS / group if isinstance(group, int) and group > 0 else 0.0)
 
 
 def _filled(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from fledge.base.errors import StorageError
@@ -29,13 +28,10 @@ class DataFacts:
     conversations: int
     response_tokens: int
     heldout: int = 0  # conversations kept out of training
-    prompts: int | None = None  # accepted prompts
     rejected: Mapping[str, int] = field(default_factory=dict)  # reason -> prompts
     categories: Mapping[str, int] = field(default_factory=dict)  # category -> conversations
     greedy_share: float | None = None  # of the conversations; the rest is sampled
-    tokens_per_second: float | None = None  # while responding
     draft_vocabulary: int | None = None
-    vocabulary_size: int | None = None
     coverage: float | None = None  # share of response tokens that the draft vocabulary can propose
     source: str = ""  # a sentence about the prompts' origin
 
@@ -46,7 +42,6 @@ class TrainingFacts:
 
     loss: Curve = ()
     tau: Curve = ()  # on held-out conversations
-    restarts: Sequence[float] = ()  # steps at which another training began, from the head so far
     kept: tuple[float, float] | None = None  # step and tau of the best weights, if these are the head
     steps: int | None = None
     epochs: float | None = None
@@ -65,8 +60,6 @@ class ReportFacts:
     load: LoadResult | None = None  # over HTTP
     data: DataFacts | None = None
     training: TrainingFacts | None = None
-    released: TrainingFacts | None = None  # training of the head that ships with the package
-    released_data: DataFacts | None = None
     stages: Mapping[str, float] = field(default_factory=dict)  # name -> seconds
     commands: Sequence[str] = ()
     recipe: str = ""  # YAML
@@ -90,12 +83,10 @@ def data_facts(conversations: str, prompts: str | None = None, head: Head | None
         conversations=statistics.conversations,
         response_tokens=statistics.supervised_tokens,
         heldout=statistics.heldout,
-        prompts=accepted.prompts if accepted else None,
         rejected=accepted.rejected if accepted else {},
         categories=statistics.categories,
         greedy_share=greedy / statistics.conversations,
         draft_vocabulary=head.config.draft_vocab_size if head else None,
-        vocabulary_size=head.config.vocab_size if head else None,
         coverage=coverage,
         source=" ".join(_SOURCES.get(source, f"Prompts from {source}.") for source in sources),
     )
@@ -115,7 +106,6 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
     return TrainingFacts(
         loss=_curve(rows, "loss"),
         tau=_curve(rows, "tau"),
-        restarts=_restarts(rows),
         kept=(facts["kept_step"], facts["tau"]) if "kept_step" in facts else None,
         steps=int(facts["steps"]) if "steps" in facts else None,
         epochs=epochs,
@@ -128,18 +118,6 @@ def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
 
 def _curve(rows: list[dict[str, Any]], key: str) -> Curve:
     return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-
-
-def _restarts(rows: list[dict[str, Any]]) -> list[float]:
-    """Steps after which the learning rate rises again: the curves of several trainings, one after the other."""
-    steps, fell = [], False
-    for before, after in pairwise(rows):
-        rate, following = before.get("lr") or 0.0, after.get("lr") or 0.0
-        if fell and following > 2 * rate:
-            steps.append(float(before["step"]))
-            fell = False
-        fell = fell or following < rate
-    return steps
 
 
 def _coverage_and_sources(conversations: str, head: Head | None) -> tuple[float | None, list[str]]:

@@ -46,7 +46,6 @@ def depth_chart(by_head: Mapping[str, Sequence[float]], naming: Naming) -> str:
 def curve_chart(
     curve: Curve,
     label: str,
-    style: str,
     *,
     smooth: bool = False,
     y_from: float | None = None,
@@ -57,9 +56,9 @@ def curve_chart(
         return ""
     points = thinned(curve)
     axes = Axes("training step", label, y_from=y_from, x_lines=marks)
-    lines, markers = [Series(label, style, points)], len(points) <= 40
+    lines, markers = [Series(label, "s-trained", points)], len(points) <= 40
     if smooth:
-        mean = Series(f"{label}, running mean", style, running_mean(points))
+        mean = Series(f"{label}, running mean", "s-trained", running_mean(points))
         lines, markers = [Series(label, "s-faint", points), mean], False
     return line_chart(lines, axes, markers=markers, description=f"{label} while training")
 

@@ -7,7 +7,6 @@ from fledge.bench.report.facts import ReportFacts
 from fledge.bench.report.gains import gain_chart, gain_note, level_gains
 from fledge.bench.report.rounds import round_groups
 from fledge.bench.report.served import served_view
-from fledge.bench.results import RELEASED, TRAINED
 from fledge.bench.statistics import range_note
 from fledge.bench.summary import acceptance_by_depth, head_summary
 
@@ -19,9 +18,7 @@ class Page:
         bench, self.facts = facts.bench, facts
         self.target = facts.target.rstrip("/").rsplit("/", 1)[-1]
         self.heads = list(bench.heads) if bench else []
-        trained = ((TRAINED, facts.training), (RELEASED, facts.released))
-        named = self.heads or [name for name, part in trained if part]
-        self.naming = naming = speed.name_engines(named)
+        self.naming = naming = speed.name_engines(self.heads)
 
         self.heroes = speed.make_heroes(bench, naming)
         self.headline = speed.headline(self.heroes)
@@ -53,8 +50,8 @@ class Page:
         self.depth_chart = figures.depth_chart(by_depth, naming)
         self.rounds = round_groups(bench, naming)
         self.samples = story.sample_views(bench, naming)
-        self.data = story.data_views(facts, naming)
-        self.training = story.training_views(facts, naming)
+        self.data = story.data_view(facts.data)
+        self.training = story.training_view(facts.training)
 
         self.plain_bars = story.plain_bars(bench)
         costs = bench.costs if bench and bench.costs and bench.costs.verify else None

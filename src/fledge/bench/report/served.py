@@ -68,24 +68,8 @@ def served_view(load: LoadResult | None) -> ServedView | None:
         notes=[
             *load.notes,
             *(range_note(options.get("repeats", 0)) if load.comparisons else []),
-            *_rounds(load),
         ],
     )
-
-
-def _rounds(load: LoadResult) -> list[str]:
-    """Time per phase of a round, for servers that report it."""
-    phases_by_server: dict[str, list[dict[str, float]]] = {}
-    for row in load.rows:
-        if phases := row.get("phase_ms_per_round"):
-            phases_by_server.setdefault(row["backend"], []).append(phases)
-    lines = []
-    for server, rows in phases_by_server.items():
-        means = {name: median(row.get(name, 0.0) for row in rows) for name in rows[-1]}
-        shown = ", ".join(f"{name} {number(value, 2)}" for name, value in means.items() if value)
-        if shown:
-            lines.append(f"A round of {server}, mean ms (median over levels and repeats): {shown}.")
-    return lines
 
 
 def _charts(load: LoadResult, styles: dict[str, str]) -> list[Chart]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fledge.bench.report import figures
-from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts
+from fledge.bench.report.facts import DataFacts, TrainingFacts
 from fledge.bench.report.formats import Bar, clock, human_bytes, human_count, number, percent, times
 from fledge.bench.report.speed import Naming
-from fledge.bench.results import RELEASED, TRAINED, BenchResult, Sample
+from fledge.bench.results import BenchResult, Sample
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class DataView:
-    """One head's training data."""
+    """The training data of this run's head."""
 
-    label: str
     tiles: list[Tile]
     categories: list[Bar]
     rejected: list[Bar]
@@ -33,13 +32,12 @@ class DataView:
 
 @dataclass(frozen=True)
 class TrainingView:
-    """The course of one head's training."""
+    """The course of its training."""
 
-    label: str
     tiles: list[Tile]
     loss: str  # SVG
     tau: str  # SVG
-    note: str  # why the curves jump, if they do
+    note: str  # what the line across the curves means
 
 
 @dataclass(frozen=True)
@@ -53,22 +51,6 @@ class SampleView:
     tau: str
     speedup: str
     drafted: str  # share of tokens that came from the head
-
-
-def data_views(facts: ReportFacts, naming: Naming) -> list[DataView]:
-    """The data of this run's head, then of the released one."""
-    named = ((facts.data, TRAINED), (facts.released_data, RELEASED))
-    return [_data_view(data, naming.labels.get(name, "")) for data, name in named if data is not None]
-
-
-def training_views(facts: ReportFacts, naming: Naming) -> list[TrainingView]:
-    """The training of this run's head, then of the released one."""
-    named = ((facts.training, TRAINED), (facts.released, RELEASED))
-    return [
-        _training_view(training, naming.labels.get(name, ""), f"s-{name}")
-        for training, name in named
-        if training is not None
-    ]
 
 
 def plain_bars(bench: BenchResult | None) -> list[Bar]:
@@ -100,7 +82,10 @@ def stage_bars(stages: Mapping[str, float]) -> list[Bar]:
     return [Bar(name, "s-stage", clock(seconds), 100 * seconds / longest) for name, seconds in stages.items()]
 
 
-def _data_view(data: DataFacts, label: str) -> DataView:
+def data_view(data: DataFacts | None) -> DataView | None:
+    """What the head was trained on."""
+    if data is None:
+        return None
     tiles = [
         Tile(human_count(data.conversations), "conversations"),
         Tile(human_count(data.response_tokens), "response tokens, written by the target itself"),
@@ -110,11 +95,9 @@ def _data_view(data: DataFacts, label: str) -> DataView:
     if data.coverage is not None:
         size = f"{human_count(data.draft_vocabulary)} tokens " if data.draft_vocabulary else ""
         tiles.append(Tile(percent(data.coverage, 1), f"of them within the draft vocabulary's {size}".strip()))
-    if data.tokens_per_second:
-        tiles.append(Tile(human_count(data.tokens_per_second), "tokens/s while responding"))
     if data.greedy_share is not None:
         tiles.append(Tile(percent(data.greedy_share), "answered greedily, the others sampled"))
-    return DataView(label, tiles, _shares(data.categories), _shares(data.rejected), data.source)
+    return DataView(tiles, _shares(data.categories), _shares(data.rejected), data.source)
 
 
 def _shares(counts: Mapping[str, int]) -> list[Bar]:
@@ -126,7 +109,10 @@ def _shares(counts: Mapping[str, int]) -> list[Bar]:
     ]
 
 
-def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingView:
+def training_view(training: TrainingFacts | None) -> TrainingView | None:
+    """How it was trained."""
+    if training is None:
+        return None
     tiles = []
     if training.tokens:
         tiles.append(Tile(human_count(training.tokens), "tokens trained on, epochs included"))
@@ -144,23 +130,14 @@ def _training_view(training: TrainingFacts, label: str, style: str) -> TrainingV
         if training.kept:
             tau, where = training.kept[1], f"at step {training.kept[0]:,}, whose weights are the head"
         tiles.append(Tile(number(tau, 2), f"τ of drafted chains {where}, on held-out conversations"))
-    marks, note = training.restarts, ""
+    marks, note = [], ""
     if training.kept:
-        marks, note = (
-            [training.kept[0]],
-            "The dashed line is where held-out τ was best: the head is as it was there.",
-        )
-    elif training.restarts:
-        note = (
-            f"{1 + len(training.restarts)} trainings, each from the head before it: a dashed line is where the next "
-            "began. The learning rate starts over there, and τ is measured on that training's own held-out "
-            "conversations, which may be harder: that is why the curves jump."
-        )
+        marks = [training.kept[0]]
+        note = "The dashed line is where held-out τ was best: the head is as it was there."
     return TrainingView(
-        label,
         tiles,
-        loss=figures.curve_chart(training.loss, "loss", style, smooth=True, marks=marks),
-        tau=figures.curve_chart(training.tau, "held-out τ", style, y_from=1.0, marks=marks),
+        loss=figures.curve_chart(training.loss, "loss", smooth=True, marks=marks),
+        tau=figures.curve_chart(training.tau, "held-out τ", y_from=1.0, marks=marks),
         note=note,
     )
 

@@ -1,6 +1,6 @@
 """What the 8-bit form of features costs in tau: the same head trained from both forms of the same conversations.
 
-    python -m tests.train.codec_cost FEATURES [--response-tokens 100000] [--epochs 1]
+    python -m benchmarks.codec_cost FEATURES [--response-tokens 100000] [--epochs 1]
 
 Writes some training conversations of a bf16 store and its held-out ones in both forms, trains from each with equal
 options, and judges both heads on the bf16 held-out features: serving makes no others.

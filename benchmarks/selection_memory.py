@@ -1,7 +1,7 @@
 """Peak memory of selecting among N synthetic prompts of about 60 words:
 
-    python -m tests.data.selection_memory 100000 [folder]
-    python -m tests.data.selection_memory 1000000 [folder]
+    python -m benchmarks.selection_memory 100000 [folder]
+    python -m benchmarks.selection_memory 1000000 [folder]
 
 One prompt in ten is a repeat, one in ten nearly one. Killed or timed out, the same command goes on where it stopped;
 each run prints its own peak.
@@ -59,7 +59,11 @@ def select(count: int, folder: Path, shard_size: int = 10_000) -> Selected:
     )
     settings = ExaminerSettings(options, ("<|im_end|>",), "salt")
     gather(
-        SyntheticPrompts(count), str(folder / "pool"), examine_here(settings), shard_size, lambda rows: None
+        SyntheticPrompts(count),  # type: ignore[arg-type]
+        str(folder / "pool"),
+        examine_here(settings),
+        shard_size,
+        lambda rows: None,
     )
     rng = random.Random(0)
     traffic = {

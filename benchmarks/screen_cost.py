@@ -1,6 +1,6 @@
 """What it saves to choose tokens without making logits: forwards of the default target both ways, in turn.
 
-python -m tests.native.screen_cost [context]
+python -m benchmarks.screen_cost [context]
 """
 
 from __future__ import annotations
