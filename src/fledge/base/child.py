@@ -56,10 +56,10 @@ class StartedServer:
     process: subprocess.Popen[bytes]
     log: IO[bytes] | None
 
-    def wait_until_ready(self, url: str, seconds: float, api_key: str | None = None) -> None:
+    def wait_until_ready(self, url: str, seconds: float) -> None:
         """Return once `url` responds with success; a ServerError if the process ends or the time is up."""
         end = time.monotonic() + seconds
-        while not _answers(url, api_key):
+        while not _answers(url):
             code = self.process.poll()
             if code is not None:
                 raise ServerError(
@@ -140,10 +140,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(url: str, api_key: str | None) -> bool:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_PROBE_S):
+        with urllib.request.urlopen(url, timeout=_PROBE_S):
             return True
     except (OSError, ValueError):  # HTTP errors are OSErrors; ValueError: not HTTP
         return False

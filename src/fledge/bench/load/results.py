@@ -29,14 +29,9 @@ class Comparison(BaseModel):
     concurrency: int
     tpot_ms: float | None
     tpot_baseline_ms: float | None
-    ttft_ms: float | None
-    ttft_baseline_ms: float | None
-    throughput: float
-    throughput_baseline: float
     speedup: float | None  # baseline's TPOT over this one's
     speedup_low: float | None
     speedup_high: float | None
-    throughput_ratio: float
     tau: float | None
     noise: float | None
     significant: bool
@@ -109,22 +104,14 @@ def compare_level(
     paired = compare_paired([b for _, b in timed], [a for a, _ in timed]) if timed else None
     tau = median_of(row.get("accept_length") for row in other)
     speedup = paired.ratio.value if paired else None
-    throughput, before = (
-        median_of(row["output_throughput"] for row in part) or 0.0 for part in (other, plain)
-    )
     return Comparison(
         server=server,
         concurrency=level,
         tpot_ms=median_of(b for _, b in timed),
         tpot_baseline_ms=median_of(a for a, _ in timed),
-        ttft_ms=median_of(row["median_ttft_ms"] for row in other),
-        ttft_baseline_ms=median_of(row["median_ttft_ms"] for row in plain),
-        throughput=throughput,
-        throughput_baseline=before,
         speedup=speedup,
         speedup_low=paired.ratio.low if paired else None,
         speedup_high=paired.ratio.high if paired else None,
-        throughput_ratio=throughput / before if before else 0.0,
         tau=tau,
         noise=paired.noise if paired and paired.ratio.count > 1 else None,
         significant=bool(paired and paired.significant),
