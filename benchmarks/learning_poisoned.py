@@ -31,7 +31,7 @@ from fledge.train.workspace import freed_memory_is_kept, return_unused_memory
 from tests.learn.conftest import Notes
 
 _TOKENS = 128  # of an answer, at most
-_OPTIONS = LearnOptions(folder="none", memory=4 << 30, heldout=0.25, heldout_tokens=1 << 15)
+_OPTIONS = LearnOptions(folder="none", memory_mb=4096, heldout=0.25, heldout_tokens=1 << 15)
 
 
 def traffic(target: Target, prompts: Sequence[Prompt], group: str, temperature: float) -> list[FeatureSample]:
