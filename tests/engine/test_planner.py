@@ -79,8 +79,8 @@ def test_every_batch_size_begins_with_a_plain_round_and_a_try_of_the_head(
         kinds = []
         for _ in range(8):
             plan = one.choose(size)
-            kinds.append(plan is not None)
-            one.learn(FinishedRound(plan, None, None, [()] * size, [0] * size, 0.010, 0.0, 0.0))
+            kinds.append(plan.kind is not Kind.PLAIN)
+            one.learn(FinishedRound(plan, plain_drafts(size), None, [()] * size, [0] * size, 0.010, 0.0, 0.0))
         assert not kinds[0]
         assert kinds[1]
 
@@ -92,10 +92,12 @@ def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
         plans, size = 0, 16
         for _ in range(3000):
             plan = one.choose(size, behind=partial(int, late))
-            plans += plan is not None
-            caught_up = COST.head.at(late) if plan else 0.0
+            plans += plan.kind is not Kind.PLAIN
+            caught_up = COST.head.at(late) if plan.kind is not Kind.PLAIN else 0.0
             one.learn(
-                FinishedRound(plan, None, None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0)
+                FinishedRound(
+                    plan, plain_drafts(size), None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0
+                )
             )
         return plans
 
@@ -177,9 +179,9 @@ def test_copies_are_asked_for_where_they_pay(slower: float) -> None:
     asked = 0
     for _ in range(1200):
         plan = one.choose(4, behind=lambda: 1)
-        asked += plan is not None
-        seconds = COST.plain_seconds(4) * (slower if plan else 1.0)
-        one.learn(FinishedRound(plan, None, None, [()] * 4, [0] * 4, seconds, 0.0, 0.0))
+        asked += plan.kind is not Kind.PLAIN
+        seconds = COST.plain_seconds(4) * (slower if plan.kind is not Kind.PLAIN else 1.0)
+        one.learn(FinishedRound(plan, plain_drafts(4), None, [()] * 4, [0] * 4, seconds, 0.0, 0.0))
     assert asked < 100 if slower > 1 else asked > 900
 
 

@@ -62,8 +62,10 @@ def test_what_torch_cannot_keep_is_refused(tiny_target_folder: Path, head: Head)
 def test_a_value_that_does_not_exist_and_an_option_without_a_head_are_refused(
     target: Target, head: Head
 ) -> None:
+    with pytest.raises(EngineError, match="draft_weights is 'int4'; use 'int8' or 'bfloat16'"):
+        Engine(target, head, draft_weights="int4")
     with pytest.raises(HeadError, match="int8, bfloat16"):
-        Engine(target, head, draft_weights="int4")  # type: ignore[arg-type]
+        head_runner(target, head, draft_weights="int4")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="leave it out"):
         Engine(target, draft_weights="int8")
 

@@ -48,8 +48,8 @@ class Flags(Generic[Model]):
     def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
         flag, kind, default = flag_of(field), _kind(field.annotation), field.default
         names, shown = flag.names, flag.default
-        if kind is str and isinstance(default, tuple):  # written with commas
-            default, shown = None, ",".join(str(one) for one in default)
+        if kind is str and isinstance(field.default, tuple):  # written with commas
+            default, shown = None, ",".join(str(one) for one in field.default)
         if kind is bool and default is False and not names:
             names = ("--" + name.replace("_", "-"),)  # without a --no- form
         option = typer.Option(

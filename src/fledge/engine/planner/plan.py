@@ -7,7 +7,7 @@ What takes t seconds has to bring more than mu * t tokens. With
     share[d]        of level d's probability, what level d + 1 is expected to keep        (both: `acceptance.py`)
 
 level d + 1 is drafted while the next tokens that only the head could name are worth more than the step that names them;
-a request counts for what is left once it has paid for a row more in the verify:
+each request contributes its expected gain minus the cost of one more verify row, if positive:
 
     sum over requests of  max(open mass * c[d] * share[d] - price * seconds of a row, 0)  >  price * seconds of the step
 
@@ -15,8 +15,7 @@ and the candidates verified are the n most probable of all requests' together, f
 
     sum of the n best candidates' calibrated probabilities  -  price * seconds of a verify of B + n rows
 
-Both are decided in C++ (native/draft.cpp), where reading a probability is free. A backend that reads none grows trees
-of a fixed shape.
+Both are decided in C++ (native/draft.cpp), where reading a probability is free; other backends grow fixed shapes.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class RoundPlan:
     bound: TreeShape
     match_rates: MatchRates = field(default_factory=MatchRates)  # what proposals of prompt lookup are worth
     terms: Terms | None = None  # to decide by the tree's own probabilities; None: it grows to `bound`
-    hopes: bool = False  # by costs lower than those believed in, which only a first try does
+    hopes: bool = False  # optimistic: planned with discounted costs; set only for a first trial
 
     @cached_property
     def kind(self) -> Kind:

@@ -1,7 +1,6 @@
 """Rounds of the running batch: one kind of `Round`, and the drafter's bookkeeping between rounds.
 
-torch.py defines a `Round`, native.py does the same in one C++ call, graphs.py replays recordings. Only
-build.py knows which one runs.
+torch.py defines a `Round`, native.py is the same in one C++ call, graphs.py replays recordings; build.py chooses.
 """
 
 from __future__ import annotations
