@@ -17,7 +17,7 @@ def imported(path: str) -> Any:
     """
     module, _, name = path.partition(":")
     if not module or not name:
-        raise RecipeError(f"{path!r} names nobody's code: write module:name, such as my_module:my_name")
+        raise RecipeError(f"{path!r} is not an import path: write module:name, such as my_module:my_name")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

@@ -97,7 +97,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True while some submitted request isn't done, or `step` has yet to say that its sink raised."""
+        """True while some submitted request isn't done, or a sink's exception has not been re-raised by `step` yet."""
         return self._core.busy
 
     def generate(

@@ -20,10 +20,10 @@ from fledge.engine.prefill import PrefillChunk
 from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
 
-_NEWCOMERS_SHARE = 16  # this fraction of max_batch is company enough; below 32 nobody ever waits
+_NEWCOMERS_SHARE = 16  # hold a lone prefill until max_batch/16 requests are ready; inactive for max_batch < 32
 _NEARLY_FULL = 0.75
 _SHORT = 0.25  # a prompt of at most this share of a forward's rows doesn't wait for a full forward
-_NO_MATTER = 256  # of long prompts that differ by fewer tokens, the oldest comes first
+_NO_MATTER = 256  # tokens: long prompts are ordered by length in buckets of this size, then by age
 _PATIENCE_ROUNDS = 6
 # Tokens another prompt is just writing that a newcomer would otherwise write again: to run them takes a CPU longer than
 # the extra forward the newcomer waits for.

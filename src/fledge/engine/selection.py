@@ -29,9 +29,7 @@ class Selection(NamedTuple):
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
     logprobs: LogprobRows | None
-    only_drawn: (
-        bool  # no edits but forms, no log probabilities: nothing is done with logits but to draw of them
-    )
+    only_drawn: bool  # logits are only sampled from: no logprobs, no penalties (grammar masks are fine)
 
 
 class Drawing(NamedTuple):

@@ -77,7 +77,7 @@ bool wants_filters(const DecoderOutputs& out) {
   return false;
 }
 
-// The m-th wanted row's token, from its logits, of which those that it may not choose are lost.
+// Samples the token of requested row m. Overwrites disallowed logits with -inf.
 int choose(const Decoder& d, const DecoderOutputs& out, int64_t m, float* x, Buffer<float>& work) {
   int panels = d.lm_head->panels();
   const uint32_t* allowed = out.allowed ? out.allowed + m * panels : nullptr;

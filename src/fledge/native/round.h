@@ -82,7 +82,7 @@ struct Accepted {    // room for the deepest tree, filled end to end
   fledge::bf16* states;  // [B, width, 4 * hidden], features and the lm_head's input along the paths; null: not wanted
 };
 
-// What Python does in the midst of a round. All but 0 returned ends the round there.
+// Callbacks into Python during a round. A non-zero return value aborts it.
 //
 // Between draft levels. Level 0: the proposals of prompt lookup are known, and the carried candidates [B, K] of the first
 // level; they come back in order, best first. Then: the `children` [B * k, k] of the frontier, which has token `frontier`

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class DraftProgress:
     """Of one request. A drafter without KV of its own never falls behind, so nothing here holds it up."""
 
-    start: int = 0  # positions before it are none of the drafter's: its history began behind them
+    start: int = 0  # first position in the drafter's KV
     written: int = 0  # positions from the first on that its KV holds without a gap
     follows: bool = False  # the running batch has all it needs to go on from there
     pending: int = 0  # positions it was behind after the last round the host knows of

@@ -7,7 +7,8 @@ to take
     lookup alone     T(n)                                                   n rows are verified
     with the head    (levels - 1) * H(B * K)  +  T(n)  +  H(B * (depth + 1))          draft, verify and extend
 
-and what it does take tells of the machine's pace just now, of what its kind of round adds, and of the curves:
+and the measured time is explained by three unknowns: current machine speed, overhead of this kind of round, and the
+cost curves:
 
     log seconds  =  pace  +  extra[kind]  +  log predicted seconds  +  noise              extra[plain] = 0
 

@@ -96,9 +96,9 @@ class Speeds:
         return (sums.tokens + weight * tokens) / max(sums.seconds + weight * seconds, 1e-9)
 
     def _kept(self, requests: int) -> float:
-        """How many times its promise the head brings: as at the nearest batch size of which enough is known.
+        """Ratio of measured to predicted head throughput, taken from the nearest batch size with enough rounds.
 
-        It is more than once where rounds decide by their own trees, which promises, of average trees, don't know.
+        It exceeds 1 where rounds adapt each tree, since predictions assume an average tree.
         """
         group = group_of(requests)
         measured = [
