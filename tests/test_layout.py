@@ -155,6 +155,17 @@ def test_the_source_distribution_holds_what_the_tests_read():
     ] == []
 
 
+def test_docstrings_name_their_subject_instead_of_asking_for_it():
+    asking = [
+        f"{path.relative_to(SOURCE)}:{node.body[0].lineno}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and re.match(r"(What|How|Which|Whether|Who)\b", ast.get_docstring(node) or "")
+    ]
+    assert asking == []
+
+
 def test_what_a_newcomer_is_told_to_read_is_there_and_as_long_as_it_says():
     text = (SOURCE.parent.parent / "CONTRIBUTING.md").read_text("utf-8").split("## Reading it in a day")[1]
     rows = re.findall(r"^\| (`.*`) \| .* \| ([\d,]+) \|$", text.split("\n## ")[0], re.MULTILINE)

@@ -114,7 +114,7 @@ class PagedAttention:
 
 
 def _visible(rows: PagedRows, request: Tensor, index: Tensor, key: Tensor, span: slice) -> Tensor:
-    """Which keys [S] each row of `span` sees, [rows, S] bool."""
+    """Visibility of the keys [S] to each row of `span`, [rows, S] bool."""
     if rows.window_mask is None:
         return key <= index.unsqueeze(1)
     window = key - rows.prefix_length.long()[request].unsqueeze(1)  # [rows, S]

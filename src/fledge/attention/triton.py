@@ -33,7 +33,7 @@ _INTERPRETED = (
 
 
 class _Tile(NamedTuple):
-    """What one program holds at once."""
+    """Sizes of the block that one program holds at once."""
 
     lanes: int  # rows times query heads per KV head, about
     keys: int  # KV indices per step
@@ -123,7 +123,7 @@ class TritonAttention:
 
 
 def _tile(size: int, element_size: int) -> _Tile:
-    """What fits the registers of an H100 and the shared memory of an L4, for heads of this size."""
+    """Tile sizes that fit the registers of an H100 and the shared memory of an L4, for heads of this size."""
     if element_size > 2:  # multiplied without tensor cores
         return _Tile(lanes=16, keys=16, warps=4)
     return _Tile(lanes=64, keys=64, warps=4) if size <= 128 else _Tile(lanes=64, keys=32, warps=8)

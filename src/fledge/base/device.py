@@ -23,7 +23,7 @@ _ALIGNED = 8  # bytes, the largest number's
 
 
 def shared(device: torch.device) -> bool:
-    """Whether the device's memory is the host's."""
+    """True if the device shares the host's memory."""
     return device.type == "cpu"
 
 
@@ -33,7 +33,7 @@ def _installed() -> bool:
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Whether `tensor` is on a GPU where Triton is installed (`pip install "fledge[gpu]"`)."""
+    """True if `tensor` is on a GPU where Triton is installed (`pip install "fledge[gpu]"`)."""
     return tensor.is_cuda and _installed()
 
 

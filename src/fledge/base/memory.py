@@ -1,4 +1,4 @@
-"""How much memory the machine has."""
+"""Amount of memory in the machine."""
 
 from __future__ import annotations
 

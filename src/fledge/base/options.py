@@ -37,7 +37,7 @@ DraftWeights = Literal["int8", "bfloat16"]  # storage of a head's matrices
 
 @dataclass(frozen=True)
 class Flag:
-    """How an option appears on the command line."""
+    """Command-line form of an option."""
 
     first: bool = False  # above the headings, among those that people need first
     names: tuple[str, ...] = ()  # in place of --the-field's-name

@@ -61,7 +61,7 @@ class OneRetryLine(logging.Filter):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later."""
+    """True if the same request may succeed a moment later."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return False
     if any(isinstance(one, OSError) and one.errno == socket.EAI_NONAME for one in (error, error.__context__)):

@@ -48,7 +48,7 @@ def local_path(url: str) -> Path | None:
 
 
 def exists(url: str) -> bool:
-    """Whether a file or folder exists."""
+    """True if a file or folder exists."""
     return _on(url, "look at", _exists)
 
 
@@ -119,7 +119,7 @@ def read_sealed(url: str) -> dict[str, Any]:
 
 
 def remedy(url: str) -> str:
-    """What to do about a damaged file: delete the stage's folder it is in, so that the stage runs again."""
+    """Remedy for a damaged file: delete the stage's folder it is in, so that the stage runs again."""
     folder = url
     for _ in range(_DEEPEST):
         folder = posixpath.dirname(folder)

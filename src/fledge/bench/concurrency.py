@@ -121,7 +121,7 @@ class ClosedLoop:
 
     @property
     def done(self) -> bool:
-        """Whether all requests are answered."""
+        """True if all requests are answered."""
         return not self._waiting and not self._sent
 
     def step(self) -> None:

@@ -34,7 +34,7 @@ _FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10}
 
 
 class Draw(NamedTuple):
-    """How an answer's tokens are sampled; at temperature 0 the seed doesn't matter."""
+    """Sampling settings of an answer; at temperature 0 the seed doesn't matter."""
 
     temperature: float
     seed: int
@@ -44,7 +44,7 @@ GREEDY = Draw(0.0, 0)
 
 
 class Identity(NamedTuple):
-    """How two answers compare; if they differ, where and by how much."""
+    """Comparison of two answers; if they differ, where and by how much."""
 
     outcome: Outcome
     position: int | None = None

@@ -1,4 +1,4 @@
-"""What figures were measured on: processor, memory bandwidth, versions."""
+"""The machine that figures were measured on: processor, memory bandwidth, versions."""
 
 from __future__ import annotations
 

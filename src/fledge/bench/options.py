@@ -85,7 +85,7 @@ class BenchOptions(BaseModel):
 
     @property
     def decoding(self) -> str:
-        """How tokens are sampled, in words."""
+        """Description of how tokens are sampled."""
         return f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"
 
 

@@ -1,4 +1,4 @@
-"""What a row of a log, a trace or a data set says of its request: the answer's length, and how it was sampled.
+"""Answer length and sampling of a request, read from a row of a log, a trace or a data set.
 
 {"prompt": "Hi", "output_tokens": 5}
 {"timestamp": 0.25, "body": {"messages": [...], "max_tokens": 5, "temperature": 0.7}}

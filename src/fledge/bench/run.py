@@ -164,7 +164,7 @@ def _partial(progress: Progress, before: float, size: float, total: float) -> Pr
 
 
 def _variants(heads: Mapping[str, Head], options: BenchOptions) -> dict[str, tuple[Head, int | None]]:
-    """What is measured against plain decode, by name: a head, and how many tokens lookup may add to its trees."""
+    """Variants measured against plain decode, by name: a head, and how many tokens lookup may add to its trees."""
     named: dict[str, tuple[Head, int | None]] = {name: (head, options.lookup) for name, head in heads.items()}
     if options.without_lookup and heads:
         name, head = next(iter(heads.items()))

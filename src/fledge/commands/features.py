@@ -1,4 +1,4 @@
-"""What `fledge features` does beside extracting: `--estimate`, `--server-command`, and `verify`."""
+"""The parts of `fledge features` other than extraction: `--estimate`, `--server-command`, and `verify`."""
 
 from __future__ import annotations
 

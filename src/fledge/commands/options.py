@@ -82,7 +82,7 @@ def with_flags(*groups: Flags[Any]) -> Callable[[Callable[..., None]], Callable[
 
 
 def _kind(annotation: Any) -> Any:
-    """What the command line reads for a field: a simple type, a choice, a list of texts, or a text."""
+    """Type that the command line reads for a field: a simple type, a choice, a list of texts, or a text."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kind(get_args(annotation)[0])

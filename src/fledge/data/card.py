@@ -210,7 +210,7 @@ def _contamination(prompts_url: str) -> dict[str, int]:
 
 
 def _personal_data(prompts: Mapping[str, Any], respond: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Whether texts were searched for personal data, what was left out, and how much of it is found."""
+    """Section on personal data: whether texts were searched, what was left out, and the share that is found."""
     on = "privacy.policy" in prompts
     answers_on = respond is not None and "privacy.policy" in respond
     not_scanned = [*_NOT_SCANNED] if on else ["prompts, system prompts and tools"]

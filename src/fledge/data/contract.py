@@ -149,7 +149,7 @@ def check_tools(target: Target) -> Checked:
 
 
 def _refusal(target: Target, messages: Sequence[dict[str, Any]]) -> str:
-    """What the template says about messages that it refuses."""
+    """The template's reason for refusing these messages."""
     try:
         target.chat.prompt_ids(messages)
     except TargetError as error:

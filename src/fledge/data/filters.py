@@ -1,4 +1,4 @@
-"""What makes a text unfit as a user's prompt. Every filter returns a reason, or None if the text passes."""
+"""Filters for texts that are unfit as a user's prompt. Every filter returns a reason, or None if the text passes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def first_unfit(
 def _form_reason(
     text: str, text_words: Sequence[str], limits: Limits, special_tokens: Iterable[str]
 ) -> str | None:
-    """What is wrong with a text of any origin: too long, template, noise or loop."""
+    """Reason to reject a text of any origin: too long, template, noise or loop."""
     if limits.max_words is not None and len(text_words) > limits.max_words:
         return "too_long"
     if has_template_text(text, special_tokens):
@@ -106,12 +106,12 @@ def _form_reason(
 
 
 def has_template_text(text: str, special_tokens: Iterable[str]) -> bool:
-    """Whether chat template markup leaked into the text."""
+    """True if chat template markup leaked into the text."""
     return _BAR.search(text) is not None or has_markup(text) or any(token in text for token in special_tokens)
 
 
 def is_noise(text: str, text_words: Sequence[str]) -> bool:
-    """Whether characters or words look like no language: unprintable, mostly symbols, glued, or mixed scripts."""
+    """True if characters or words look like no language: unprintable, mostly symbols, glued, or mixed scripts."""
     if not _is_plain_ascii(text) and any(_is_unprintable(character) for character in text):
         return True
     plain = sum(character.isalnum() or character.isspace() or _is_mark(character) for character in text)
@@ -126,7 +126,7 @@ def is_noise(text: str, text_words: Sequence[str]) -> bool:
 
 
 def is_loop(text_words: Sequence[str]) -> bool:
-    """Whether the text repeats itself, as a small target does when it degenerates."""
+    """True if the text repeats itself, as a small target does when it degenerates."""
     run = 1
     for before, word in itertools.pairwise(text_words):
         run = run + 1 if word == before and any(map(str.isalpha, word)) else 1  # not 1 1 1, not ___ ___ ___
@@ -149,7 +149,7 @@ def _is_unprintable(character: str) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Whether it is a vowel sign, as a third of Burmese is; not the accents stacked on letters for fun."""
+    """True if the character is a vowel sign, as a third of Burmese is; not the accents stacked on letters for fun."""
     return character > "\u036f" and unicodedata.category(character).startswith("M")
 
 

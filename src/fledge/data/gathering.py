@@ -54,7 +54,7 @@ class ExaminerSettings:
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """What of a request the target's chat template looks at; the rest, serving doesn't show to the target either."""
+    """The parts of a request that the target's chat template reads; serving doesn't show it the others either."""
 
     takes_tools: bool
     shows_calls: bool

@@ -59,7 +59,7 @@ class LanguageFilter:
                 )
 
     def accepts(self, text: str) -> bool:
-        """Whether the text is in a wanted language, or too short or ambiguous to tell."""
+        """True if the text is in a wanted language, or too short or ambiguous to tell."""
         if not self._wanted or len(words(text)) < _FEW_WORDS:
             return True
         scores = _scores(text[:_CHARACTERS])

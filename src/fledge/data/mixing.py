@@ -53,7 +53,7 @@ class Sources:
         return cls(chosen, tuple(map(open_source, options.traffic)))
 
     def digests(self) -> dict[str, str]:
-        """What the stage's output depends on besides the recipe."""
+        """Digests of everything besides the recipe that the stage's output depends on."""
         return {
             f"{kind}.{s.name}": s.digest() for kind in ("prompts", "traffic") for s in getattr(self, kind)
         }

@@ -152,7 +152,7 @@ class PromptOptions(BaseModel):
 
     @property
     def writes(self) -> bool:
-        """Whether the target itself writes prompts."""
+        """True if the target itself writes prompts."""
         return not self.sources or any(source.kind == "self" for source in self.sources)
 
     @property

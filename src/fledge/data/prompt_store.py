@@ -77,7 +77,7 @@ class TrainingPrompt:
 
     @property
     def context(self) -> tuple[str, ...]:
-        """What the target reads besides the turns: prompts that differ in it are different prompts."""
+        """Everything that the target reads besides the turns; prompts that differ in it are different prompts."""
         return tuple(filter(None, (self.system, self.tools, self.template_options)))
 
 
@@ -94,7 +94,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class PromptSummary:
-    """What a folder of prompts holds."""
+    """Summary of a folder of prompts."""
 
     prompts: int
     attempts: int
@@ -124,7 +124,7 @@ class PromptWriter:
 
     @property
     def finished(self) -> bool:
-        """Whether `finish` was called."""
+        """True if `finish` was called."""
         return exists(join(self.url, END_NAME))
 
     def finish(self) -> None:

@@ -192,7 +192,7 @@ def prompts_fingerprint(
     privacy: PrivacyOptions | None = None,
     sources: Sources | None = None,
 ) -> Fingerprint:
-    """What the stage's output depends on. `privacy`: the filter's options, if there is one; `sources`: opened."""
+    """Fingerprint of the stage's inputs. `privacy`: the filter's options, if there is one; `sources`: opened."""
     chosen = options.model_dump(mode="json", exclude={"evaluation_files", "max_attempts", "max_batch"})
     if options.openings is None:
         shipped = [opening.model_dump(mode="json") for opening in DEFAULT_OPENINGS]
@@ -214,7 +214,7 @@ def prompts_fingerprint(
 
 
 def privacy_parts(privacy: PrivacyOptions) -> dict[str, Any]:
-    """What the privacy filter's work depends on: its options, its rules, and the libraries whose lists are rules."""
+    """Inputs of the privacy filter: its options, its rules, and the libraries whose lists are rules."""
     sought = {"sought": sorted(privacy.wanted), "sought_in_answers": sorted(privacy.answer_wanted)}
     return privacy.fingerprint_parts() | sought | {"libraries": package_versions(RULE_PACKAGES)}
 
@@ -229,7 +229,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def drops_uncovered(privacy: PrivacyOptions) -> bool:
-    """Whether prompts in a language that the privacy filter's rules don't cover are dropped."""
+    """True if prompts in a language that the privacy filter's rules don't cover are dropped."""
     return privacy.uncovered == "drop" or (privacy.uncovered == "needs_ner" and not privacy.ner)
 
 

@@ -22,7 +22,7 @@ _PROMPT_TAIL = 16  # tokens; a template may open the thinking itself
 
 
 def reasoning_length(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> int:
-    """How many of the answer's tokens are thinking, closing mark included; all of them if it was cut before that."""
+    """Number of the answer's tokens that are thinking, closing mark included; all of them if it was cut before that."""
     text = decode_all(target, answer)
     channels = text.lstrip().startswith("<|channel|>")
     opened, close = channels or text.lstrip().startswith(OPEN), FINAL if channels else CLOSE

@@ -43,7 +43,7 @@ LOSSES = {
 
 
 def rejected_line(rejected: Mapping[str, int], options: BaseModel) -> str:
-    """How many attempts were rejected, and why."""
+    """Number of rejected attempts, with the reasons."""
     reasons = reasons_line(rejected, options)
     return f"{plural(sum(rejected.values()), 'attempt')} rejected{': ' if reasons else ''}{reasons}"
 
@@ -55,7 +55,7 @@ def reasons_line(rejected: Mapping[str, int], options: BaseModel) -> str:
 
 
 def loss_lines(losses: Mapping[str, int]) -> list[str]:
-    """What kept prompts lack of what their rows had, a line for each kind."""
+    """Parts of rows that kept prompts have lost, one line for each kind."""
     lines = [
         f"{count:,} {LOSSES.get(loss, _later(loss))}"
         for loss, count in sorted(losses.items())

@@ -38,7 +38,7 @@ _TEMPLATE_ROOM = 512  # tokens of a template's own words: a default system promp
 
 @dataclass(frozen=True)
 class RespondSummary:
-    """What a folder of conversations holds."""
+    """Summary of a folder of conversations."""
 
     prompts: int
     skipped: int  # prompts without a conversation
@@ -153,7 +153,7 @@ def respond_summary(prompts: int, output_url: str) -> RespondSummary:
 def respond_fingerprint(
     target: Target, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None = None
 ) -> Fingerprint:
-    """What the stage's output depends on. `privacy`: the filter's options, if there is one."""
+    """Fingerprint of the stage's inputs. `privacy`: the filter's options, if there is one."""
     prompts = Manifest.load(prompts_url)
     if not prompts.records:
         raise DataError(f"no prompts in {prompts_url}; run `fledge prompts` first or name another folder")

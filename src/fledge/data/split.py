@@ -1,4 +1,4 @@
-"""Which conversations are held out for evaluation: decided by a hash of the prompt, so a prompt never changes sides.
+"""Choice of conversations held out for evaluation: decided by a hash of the prompt, so a prompt never changes sides.
 
 A few prompts may all fall on one side. Then one prompt of the last shard is moved to the other: a head needs answers
 to learn from and others to be evaluated on.

@@ -23,7 +23,7 @@ _DECODER = json.JSONDecoder()
 
 
 def calls_in(text: str, names: Collection[str]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    """What an answer says before its calls of the named functions, and the calls: (name, arguments)."""
+    """The answer's text before its calls of the named functions, and the calls: (name, arguments)."""
     calls: list[tuple[str, dict[str, Any]]] = []
     start, at = len(text), 0
     while (found := _next(text, at)) is not None:

@@ -1,4 +1,4 @@
-"""How a conversation continues after an answer, in token ids, without changing the ids it already has.
+"""Continuation of a conversation after an answer, in token ids, without changing the ids it already has.
 
 ids so far                                       | next turn
 <user> question <end> <assistant> answer <end>   | <user> question <end> <assistant>

@@ -181,7 +181,7 @@ def _sglang(
 
 
 def _given(flag: str, options: LaunchOptions) -> bool:
-    """Whether the user passes an option of the engine, in either of its spellings."""
+    """True if the user passes an option of the engine, in either of its spellings."""
     return any(argument.partition("=")[0] == flag for argument in options.arguments)
 
 

@@ -32,7 +32,7 @@ _SECONDS = 7200.0  # per operation: a deployment waits for machines
 
 @dataclass(frozen=True)
 class VertexOptions:
-    """What to deploy, and on which machines."""
+    """Deployment settings: the model, and the machines to run it on."""
 
     project: str
     region: str

@@ -151,7 +151,7 @@ def _lost(named: Mapping[str, Tensor]) -> Iterator[Defect]:
 
 
 def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterator[Defect]:
-    """Whether d2t contains ascending offsets and agrees with t2d."""
+    """True if d2t contains ascending offsets and agrees with t2d."""
     d2t, t2d, lm_head = named.get("d2t"), named.get("t2d"), named.get("lm_head.weight")
     if d2t is None:
         if lm_head is not None and lm_head.shape[0] != vocab_size:
@@ -225,12 +225,12 @@ def _values(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[De
 
 
 def is_half(raw: Mapping[str, Any]) -> bool:
-    """Whether a config requests float16."""
+    """True if a config requests float16."""
     return str(raw.get("torch_dtype") or raw.get("dtype")).removeprefix("torch.") == "float16"
 
 
 def _untrained(raw: Mapping[str, Any]) -> bool:
-    """Whether fledge wrote the head without training it."""
+    """True if fledge wrote the head without training it."""
     recorded = raw.get("fledge") or {}
     return bool(recorded.get("target_revision")) and not recorded.get("training")
 

@@ -1,4 +1,4 @@
-"""What may be wrong with a head, as a list: each hypothesis undoes one mistake, in tensors, config or feature layers.
+"""Hypotheses about what is wrong with a head: each one undoes one mistake, in tensors, config or feature layers.
 
 The probe drafts the same answers with each. Where acceptance clearly rises, the head has that fault.
 """

@@ -86,7 +86,7 @@ def checks() -> Iterator[Check]:
 
 
 def packages() -> Check:
-    """Whether the installed packages satisfy fledge's requirements."""
+    """True if the installed packages satisfy fledge's requirements."""
     from packaging.requirements import Requirement
 
     wrong = []
@@ -103,7 +103,7 @@ def packages() -> Check:
 
 
 def extras() -> Check:
-    """Which optional parts are installed."""
+    """The optional parts that are installed."""
     there = [name for name, package in _EXTRAS.items() if _version(package) is not None]
     missing = [name for name in _EXTRAS if name not in there]
     installed = ", ".join(there) or "none"
@@ -164,7 +164,7 @@ def kernels() -> Check:
 
 
 def targets() -> Check:
-    """Whether a first target is available: from the package or the hub."""
+    """True if a first target is available: from the package or the hub."""
     from fledge.sources.find import DEFAULT_TARGET, FALLBACK_PACKAGE
     from fledge.sources.hub import unreachable_reason
 

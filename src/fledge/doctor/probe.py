@@ -44,7 +44,7 @@ _PAGE = 16
 
 
 class Score(NamedTuple):
-    """How well the head predicts, over all answers."""
+    """Quality of the head's predictions, over all answers."""
 
     hits: float  # share of rows whose first proposal is the target's token; tokens outside its vocabulary are misses
     largest: float  # largest magnitude of features, of fc's output, and of the head's own state
@@ -161,7 +161,7 @@ class Probe:
         return Score(float(found[:, 0].float().mean()), largest, _log_probs(out.log_probs, found))
 
     def _rows(self, head: Head) -> Iterator[Defect]:
-        """Whether rows of the head's lm_head resemble other tokens' rows of the target's."""
+        """True if rows of the head's lm_head resemble other tokens' rows of the target's."""
         if head.config.hidden_size != head.config.target_hidden_size:
             return
         count, ids = head.config.draft_vocab_size, head.vocabulary.token_ids
@@ -204,7 +204,7 @@ def _more_hits(score: Score, than: Score, least: float) -> bool:
 
 
 def _surely_better(score: Score, than: Score) -> bool:
-    """Whether hits rise at all, and log-probabilities surely do."""
+    """True if the hit rate rises at all and log-probabilities rise significantly."""
     return score.hits > than.hits + _SLIGHTLY and _gain(score, than, _ERRORS) > _NATS
 
 

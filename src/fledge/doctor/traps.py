@@ -1,4 +1,4 @@
-"""What SGLang and vLLM silently do with a head's files, each by its own rules."""
+"""Silent treatment of a head's files by SGLang and vLLM, each by its own rules."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class LayerSizes(NamedTuple):
 
 
 class AttentionSizes(Protocol):
-    """What of a target decides the sizes of its head."""
+    """The target's sizes that determine those of its head."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -69,11 +69,11 @@ class AttentionSizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def mixture(self) -> bool:
-        """Whether it has experts."""
+        """True if the target has experts."""
 
     @property
     def latent_attention(self) -> bool:
-        """Whether its keys and values are compressed."""
+        """True if keys and values are compressed."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ HEAD_TEMPERATURE = HEAD_TEMPERATURE_PERCENT / 100
 
 
 class Draws(NamedTuple):
-    """How the target will sample M tokens, at the head's temperature; 0: greedily."""
+    """Draws by which the target will sample M tokens, at the head's temperature; 0: greedily."""
 
     temperature: Tensor  # [M] float32
     top_k: Tensor  # [M] int64, 0: all

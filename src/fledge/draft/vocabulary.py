@@ -78,7 +78,7 @@ class DraftVocabulary:
 
 
 def count_generated(samples: Iterable[tuple[Tensor, Tensor]], vocab_size: int) -> Tensor:
-    """How often each token was generated, [V] int64, from pairs of token ids [n] and loss mask [n]."""
+    """Number of times each token was generated, [V] int64, from pairs of token ids [n] and loss mask [n]."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for token_ids, loss_mask in samples:
         tally = torch.bincount(token_ids[loss_mask.bool()].long(), minlength=vocab_size)

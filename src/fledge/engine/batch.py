@@ -1,4 +1,4 @@
-"""What running requests carry from round to round: tensors on the device, one row per request.
+"""State that running requests carry from round to round: tensors on the device, one row per request.
 
 The running requests are always the first B rows, so that a batch is a view of the tensors; when a request leaves, the
 last row takes its place. What a drafter carries for them, and how they choose tokens, moves with the rows (`RowState`).
@@ -27,7 +27,7 @@ _SHORTEST_HISTORY = 256  # tokens that are looked at anyway, so that there are f
 
 
 class Member(Protocol):
-    """What a batch reads of a request."""
+    """The fields of a request that a batch reads."""
 
     prefill_length: int  # tokens of prompt and answer when its prefill started
     speculate: bool
@@ -41,7 +41,7 @@ class Member(Protocol):
 
 
 class RowState(Protocol):
-    """What moves with the batch's rows: how requests choose tokens, what a drafter carries for them."""
+    """State that moves with the batch's rows, such as sampling parameters and a drafter's state."""
 
     def append(self, row: int, request: Any, pages: Sequence[int], bonus: Tensor) -> None:
         """A request gets a row; `bonus` [] int64 is the token that its prefill yielded."""
@@ -57,7 +57,7 @@ class RowState(Protocol):
 
 
 class BatchSizes(NamedTuple):
-    """How large the carried tensors are."""
+    """Sizes of the carried tensors."""
 
     rows: int  # most requests that run at once
     pages: int  # most pages one request can own
@@ -75,7 +75,7 @@ class Carried(NamedTuple):
 
 
 class Speculating(NamedTuple):
-    """Which of the B running requests speculate."""
+    """Speculating subset of the B running requests."""
 
     some: bool
     mask: Tensor | None  # [B] bool; None: all do, or there are none
@@ -172,7 +172,7 @@ class RunningBatch:
         now.bonus.copy_(tokens.gather(1, emits[:, None] - 1)[:, 0])
 
     def speculating(self) -> Speculating:
-        """Which running requests speculate. The mask of a batch size lies where that of the last one did."""
+        """The running requests that speculate. The mask is stored at the same address for every batch size."""
         if self._speculating is None:
             flags = self._speculates[: self.size]
             mask = rows = None

@@ -208,7 +208,7 @@ def _activations(decoder: Decoder, options: EngineOptions, nodes: int) -> int:
 
 
 def _kernels(decoder: Decoder, eagle: Eagle | None, own: Drafter | None) -> bool:
-    """Whether a round can be one C++ call."""
+    """True if a round can be one C++ call."""
     native_head = eagle is None or isinstance(eagle.runner, NativeHeadRunner)
     return isinstance(decoder, NativeDecoder) and native_head and own is None
 

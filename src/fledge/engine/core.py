@@ -103,7 +103,7 @@ class EngineCore:
             self.cancel(request_id)
 
     def holds(self, request_id: int) -> bool:
-        """Whether a request is still to be answered: not done, not dropped. Between steps; waits for one that runs."""
+        """True while the request is neither done nor dropped. Between steps; waits for one that is running."""
         with self._lock:
             return request_id in self._requests
 

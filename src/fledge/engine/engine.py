@@ -234,7 +234,7 @@ class Engine:
         return decode_answer(self.target.tokenizer, request.text_ids, skip_special=skip)
 
     def follower(self, params: SamplingParams) -> Follower | None:
-        """What holds an answer to the form that `params` want; None: any form. Raises EngineError if that can't be."""
+        """Follower that enforces the form `params` require; None: any form. Raises EngineError if it can't."""
         return (
             None if params.structured_outputs is None else self._grammars.follower(params.structured_outputs)
         )

@@ -1,4 +1,4 @@
-"""What is in flight: rounds and prompts that were launched, and whose results the host has yet to take.
+"""Work in flight: rounds and prompts that were launched and whose results the host has not yet taken.
 
 On a CPU a launch runs the work, and its result is taken at once. On a GPU a launch puts kernels on a stream, and with
 overlap results are taken one round late (the future map). What a round needs of the one before lies on the device, by
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Landed(NamedTuple):
-    """What a launch has brought."""
+    """Results of a launch."""
 
     value: Any
     seconds: float  # that it took
@@ -158,7 +158,7 @@ def make_flight(device: torch.device, ahead: int) -> Flight:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """What work takes on an idle device: by the host's clock on a CPU, by the device's own on a GPU."""
+    """Seconds that `work` takes on an idle device: by the host's clock on a CPU, by the device's own on a GPU."""
     if device.type != "cuda":
         begun = time.perf_counter()
         work()

@@ -119,7 +119,7 @@ def _plain(schema: Any, root: Any) -> Any:
 
 
 def _looks_around(pattern: Any) -> bool:
-    """Whether a pattern needs more than a regular language: look-around, a word's boundary, a group once more."""
+    """True if a pattern needs more than a regular language: look-around, word boundaries, back-references."""
     found = _SPECIAL.findall(pattern) if isinstance(pattern, str) else ()
     return any(each.startswith("(?") or each[1] in "bB123456789" for each in found)
 
@@ -146,7 +146,7 @@ def _with_named_keys(schema: dict[str, Any], root: Any) -> dict[str, Any]:
 
 
 def _target_of(schema: Any, root: Any) -> Any:
-    """What a reference into `root` means."""
+    """The schema that a reference into `root` points to."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return schema

@@ -21,7 +21,7 @@ class TokenLogprob(NamedTuple):
 
 
 class LogprobRows(NamedTuple):
-    """Which of a batch's requests want log probabilities."""
+    """Requests of a batch that want log probabilities."""
 
     requests: Tensor  # [n] int64
     numbers: list[int]  # the same, on the host

@@ -1,4 +1,4 @@
-"""How much memory the KV pool may take."""
+"""Memory limit of the KV pool."""
 
 from __future__ import annotations
 

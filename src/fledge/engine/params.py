@@ -1,4 +1,4 @@
-"""How one request is decoded: what a caller can ask for, and the check that it makes sense."""
+"""Decoding parameters of one request, and their validation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is decoded.
+    """Decoding parameters of one request.
 
     The steps apply in this order: logit_bias; repetition, frequency and presence penalties; min_tokens; structured
     outputs; temperature; top-k; top-p; min-p. Those before temperature count for greedy requests, too.

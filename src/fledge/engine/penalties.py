@@ -21,14 +21,14 @@ from fledge.engine.structured import Follower, unpacked
 
 
 class TokenCounts(NamedTuple):
-    """How often each token stands in the prompts and answers of M requests."""
+    """Token counts in the prompts and answers of M requests."""
 
     generated: Tensor  # [M, V] int32, times in the answer so far
     in_prompt: Tensor  # [M, V] bool
 
 
 class LogitEdits(NamedTuple):
-    """How the logits of n requests of a batch are changed before anything is chosen."""
+    """Changes to the logits of n requests of a batch before a token is chosen."""
 
     requests: Tensor  # [n] int64, which of the batch's requests
     counts: TokenCounts | None  # of all the batch's requests, M = B at least; None: nobody has a penalty
@@ -43,7 +43,7 @@ class LogitEdits(NamedTuple):
 
     @property
     def only_forms(self) -> bool:
-        """Whether tokens are forbidden, and nothing else."""
+        """True if the only edit is that tokens are forbidden."""
         return self.counts is None and self.bias_ids.shape[1] == 0 and self.ends.shape[1] == 0
 
 
@@ -85,7 +85,7 @@ def edited(
 def allowed(
     count: int, edits: LogitEdits, tree: DraftTree | None, picked: Tensor | None = None
 ) -> Tensor | None:
-    """What each of `count` rows may choose, [count, ceil(V / 32)] int32, if forms are all that is edited; see `edited`.
+    """Bit masks of the tokens allowed in `count` rows, [count, ceil(V / 32)] int32, if only forms apply; see `edited`.
 
     None: anything.
     """
@@ -159,7 +159,7 @@ def _count_ancestors(
 
 
 def _penalties(counts: TokenCounts, edits: LogitEdits) -> tuple[Tensor, Tensor]:
-    """What logits are divided by (if negative, multiplied), and what is then taken from them; shaped like `counts`."""
+    """Divisor of logits (a factor if they are negative), and the amount subtracted afterwards; shaped like `counts`."""
     generated = counts.generated > 0
     divisor = torch.where(counts.in_prompt | generated, edits.repetition, 1.0)
     return divisor, edits.frequency * counts.generated + edits.presence * generated

@@ -26,7 +26,7 @@ class PhaseSeconds:
     hidden: float = 0.0
 
     def since(self, earlier: PhaseSeconds) -> PhaseSeconds:
-        """What was added after `earlier` was read."""
+        """Seconds added after `earlier` was read."""
         return PhaseSeconds(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
 

@@ -1,4 +1,4 @@
-"""Who uses which page of the KV pool.
+"""Ownership of the KV pool's pages.
 
 A page holds `page_size` consecutive KV indices, in the target's pool and in the head's alike: both use the same page
 numbers, so one allocation serves both. Requests whose tokens begin alike may share their first pages.
@@ -97,7 +97,7 @@ class PagePool:
         owned.clear()
 
     def idle(self, pages: Iterable[int]) -> int:
-        """How many of these pages nobody uses now."""
+        """Number of these pages that are unused now."""
         return sum(not self._users[page] for page in pages)
 
     def keep(self, page: int) -> None:

@@ -1,4 +1,4 @@
-"""Which pages hold the KV of which tokens, so that a request may begin with pages that another one filled.
+"""Index of the pages that hold the KV of given tokens, so that a request may begin with pages that another filled.
 
 The head's entry at position p is made of the feature g[p] and the *next* token x[p + 1]. So what a page holds in both
 pools depends on all tokens up to one beyond its end, and that is what its key stands for:
@@ -67,7 +67,7 @@ class PrefixCache:
         return Match(pages, with_head)
 
     def keys(self, request: Request) -> list[bytes]:
-        """What the full pages of a request's prefill stand for, its last token always left out."""
+        """Keys of the full pages of a request's prefill; its last token is always left out."""
         return self._keys(request, request.prefill_length)
 
     def insert(self, request: Request, written: int) -> None:

@@ -1,4 +1,4 @@
-"""What serving leaves of a request for whoever learns from it: the hidden states of its tokens, as they came about.
+"""Recording of served requests for learning: the hidden states of their tokens, as they are computed.
 
 No forward is repeated: a prefill's features and the states along accepted paths are copied as rounds end.
 

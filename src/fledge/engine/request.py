@@ -24,7 +24,7 @@ FinishReason = Literal["stop", "length", "error"]
 
 @dataclass(frozen=True)
 class CompletionStats:
-    """How an answer came about. Times are milliseconds since the request was submitted."""
+    """Statistics of one answer. Times are milliseconds since the request was submitted."""
 
     tokens: int
     rounds: int  # verify forwards this request took part in; the prompt's own forward isn't one
@@ -68,7 +68,7 @@ class TreeTrace:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one engine step added to one request."""
+    """Tokens and state that one engine step added to one request."""
 
     request_id: int
     token_ids: list[int]
@@ -84,7 +84,7 @@ Sink = Callable[[StepResult], None]
 
 
 class Emitted(NamedTuple):
-    """What a request took of the tokens it was offered."""
+    """The tokens that a request took of those offered to it."""
 
     token_ids: list[int]
     origins: list[int]
@@ -173,7 +173,7 @@ class Request:
         return self.params.min_tokens > 0 and bool(self.stop_ids)
 
     def take_off(self, least: int, most: int) -> None:
-        """What is launched will emit so many tokens for it; `land` is called when its result is taken."""
+        """Count launched work that will emit `least` to `most` tokens; call `land` when its result is taken."""
         self.flying_least += least
         self.flying_most += most
 

@@ -1,4 +1,4 @@
-"""What a round takes beside a plain step: one request, measured now, in an engine made for it."""
+"""Duration of a round relative to a plain step: one request, measured now, in an engine made for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTEXT = 512  # tokens
 def rounds_over_plain(
     decoder: Decoder, head: HeadRunner, shapes: Collection[TreeShape]
 ) -> dict[TreeShape, float]:
-    """How many plain steps a round with each of these trees takes."""
+    """Duration of a round with each of these trees, in plain steps."""
     largest = max(shapes, key=lambda shape: shape.nodes)
     context = min(_CONTEXT, decoder.config.max_position_embeddings)
     options = EngineOptions(max_batch=1, max_context=context, tree=largest, prefill_rows=_CONTEXT)

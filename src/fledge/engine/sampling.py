@@ -1,4 +1,4 @@
-"""Which token a row of logits yields: greedy, or one draw from the row's own processed distribution.
+"""Token choice from a row of logits: greedy, or one draw from the row's own processed distribution.
 
 A draw is a race (`draft/race.py`) between tokens, decided by the position's coin: 64 random bits that depend only on
 the request's seed and the position of the token being drawn. The same seed therefore gives the same text with and
@@ -82,7 +82,7 @@ def coins(key: Tensor, position: Tensor) -> Tensor:
 
 
 def draws(rows: RowSampling | None, position: Tensor) -> Draws | None:
-    """How the tokens of a head's M rows, at `position` [M], will be sampled; None: greedily."""
+    """Draws for the tokens of a head's M rows, at `position` [M]; None: greedy."""
     if rows is None:
         return None
     temperature, coin = rows.temperature * HEAD_TEMPERATURE, coins(rows.seed_key, position)

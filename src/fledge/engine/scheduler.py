@@ -1,4 +1,4 @@
-"""Which request does what in the next step: admitted in the order they came; prefill, then decode.
+"""Scheduling of requests for the next step: admitted in order of arrival; prefill, then decode.
 
     submit -> waiting -> prefilling -> running -> (leaving) -> done
                  ^------- preempted ------'
@@ -20,7 +20,9 @@ from fledge.engine.prefill import PrefillChunk
 from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
 
-_NEWCOMERS_SHARE = 16  # hold a lone prefill until max_batch/16 requests are ready; inactive for max_batch < 32
+_NEWCOMERS_SHARE = (
+    16  # hold a lone prefill until max_batch/16 requests are ready; inactive for max_batch < 32
+)
 _NEARLY_FULL = 0.75
 _SHORT = 0.25  # a prompt of at most this share of a forward's rows doesn't wait for a full forward
 _NO_MATTER = 256  # tokens: long prompts are ordered by length in buckets of this size, then by age
@@ -249,7 +251,7 @@ class Scheduler:
         return Match(pages, with_head)
 
     def _soon_shared(self, request: Request, filling: set[bytes]) -> int:
-        """How many pages, right behind those a request starts with, other prefills are `filling` just now."""
+        """Number of pages, right after those that a request starts with, that other prefills are `filling` now."""
         if self.prefix is None:
             return 0
         missing = self.prefix.keys(request)[len(self._match(request).pages) :]
@@ -299,7 +301,7 @@ def _left(request: Request) -> int:
 
 
 def _rank(request: Request, rows: int) -> tuple[int, int]:
-    """What comes first in forwards of so many rows: short prompts, those that fit into one, the others by length."""
+    """Sort key for forwards of `rows` rows: short prompts, then those that fit into one, then by length."""
     tokens = request.prefill_length - request.prefix_tokens
     if tokens <= rows:
         return int(tokens > rows * _SHORT), 0

@@ -16,7 +16,7 @@ _SHARED = ("$defs", "definitions")
 
 
 class Fault(NamedTuple):
-    """What is wrong with a schema."""
+    """A fault in a schema."""
 
     place: str  # "": all of it
     told: str

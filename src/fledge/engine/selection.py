@@ -1,4 +1,4 @@
-"""How each row of logits chooses its token: the running requests' sampling parameters, one row per request.
+"""Token selection for each row of logits: the running requests' sampling parameters, one row per request.
 
 `SelectionRows` keeps the requests' parameters on the host. `SelectionRows.selection` turns them into tensors, a
 `Selection`, which is kept until the batch changes. Penalties count the tokens a request has seen in tables as wide as
@@ -24,7 +24,7 @@ from fledge.engine.structured import Follower
 
 
 class Selection(NamedTuple):
-    """How the rows of a forward choose their tokens, N rows to each of B requests."""
+    """Selection parameters of a forward's rows, N rows to each of B requests."""
 
     sampling: RowSampling | None  # of all B * N rows; None: all are greedy
     edits: LogitEdits | None
@@ -33,7 +33,7 @@ class Selection(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """How B requests draw their tokens, in the form that the CPU kernels read."""
+    """Draw parameters of B requests, in the form that the CPU kernels read."""
 
     filters: Tensor  # [B, 4] float32: temperature (0: greedy), top-k, top-p, min-p
     keys: Tensor  # [B] int64, `seed_key(seed)`
@@ -92,7 +92,7 @@ class SelectionRows:
         self._changed()
 
     def selection(self, nodes: int) -> Selection | None:
-        """How B * nodes rows of logits choose; None if all of them just take the most likely token."""
+        """Selection for B * nodes rows of logits; None if all of them take the most likely token."""
         if nodes not in self._selections:
             if self._recorded is not None:
                 self._selections[nodes] = self._recorded_selection(nodes, *self._recorded)
@@ -104,7 +104,7 @@ class SelectionRows:
 
     @property
     def choice(self) -> str | None:
-        """How tokens are chosen, as far as a CUDA graph depends on it; None: in a way that can't be recorded."""
+        """Kind of token choice, as far as a CUDA graph depends on it; None: it can't be recorded."""
         selection = self.selection(1)
         if selection is None:
             return "greedy"
@@ -135,12 +135,12 @@ class SelectionRows:
 
     @property
     def wants_logits(self) -> bool:
-        """Whether something is done with logits that rounds in one call don't do."""
+        """True if logits need processing that single-call rounds don't do."""
         selection = self.selection(1)
         return selection is not None and (selection.edits is not None or not selection.only_drawn)
 
     def drawing(self) -> Drawing | None:
-        """How the running requests draw; None if all are greedy."""
+        """Draw parameters of the running requests; None if all are greedy."""
         selection = self.selection(1)
         if selection is None or selection.sampling is None:
             return None
@@ -194,7 +194,7 @@ def _prefilled(request: Request) -> list[int]:
 
 
 def request_selection(requests: Sequence[Request], vocabulary: int, device: torch.device) -> Selection | None:
-    """How one row of logits per request chooses, outside of the running batch; None if all are plainly greedy."""
+    """Selection for one row of logits per request, outside the running batch; None if all are plainly greedy."""
     counts = None
     if any(request.params.penalizes for request in requests):
         counts = _no_counts(len(requests), vocabulary, device)

@@ -1,4 +1,4 @@
-"""What an engine has done so far, counted and timed."""
+"""Counts and timings of an engine's work so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fledge.engine.shapes import TreeShape
 
 @dataclass
 class PlannedShape:
-    """What rounds of one shape brought."""
+    """Results of the rounds of one shape."""
 
     shape: TreeShape
     rounds: int = 0
@@ -27,7 +27,7 @@ class PlannedShape:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine has done so far."""
+    """Statistics of an engine's work so far."""
 
     rounds: int
     request_rounds: int  # rounds, counted once for every request in them
@@ -72,7 +72,7 @@ class Counts:
         record.seconds += seconds
 
     def shapes_used(self) -> list[PlannedShape]:
-        """What was used and what came of it, most used first."""
+        """Shapes used, with their results, most used first."""
         return sorted(self._shapes.values(), key=lambda record: -record.rounds)
 
     def count_drafts(self, shape: TreeShape, depths: Sequence[int], nodes: int) -> None:

@@ -230,7 +230,7 @@ class Follower:
         self._broken = bool(self._matcher.is_error())  # then it counts as stopped, and only ends are allowed
 
     def completed_by(self, tokens: Sequence[int]) -> bool:
-        """Whether the answer may end behind `tokens`, all of it.
+        """True if all of `tokens` fit and the answer may end after them.
 
         If not, llguidance has met one of its limits of work and memory: then only ends of the answer are allowed.
         """
@@ -238,7 +238,7 @@ class Follower:
         return matcher.try_consume_tokens(list(tokens)) == len(tokens) and bool(matcher.is_accepting())
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> Tensor:
-        """What may be chosen at these `nodes` of a tree, [len(nodes), ceil(V / 32)] int32: a bit for each token.
+        """Bit masks of the tokens allowed at these `nodes` of a tree, [len(nodes), ceil(V / 32)] int32.
 
         `tokens` and `parents` [N]: the tree, parents first; node 0 is the last token taken. Below a forbidden node
         every token counts as allowed: nothing there is going to be accepted.
@@ -252,11 +252,11 @@ class Follower:
         return bits
 
     def fitting(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens may come next, in this order."""
+        """Number of these tokens that may come next, in this order."""
         return 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(tokens)))
 
     def may_follow(self, path: Sequence[int], tokens: Sequence[int]) -> list[bool]:
-        """Which of `tokens` may stand behind `path`, the next tokens; none if `path` itself is forbidden."""
+        """For each of `tokens`, True if it may follow `path`; all False if `path` itself is forbidden."""
         if not self._went(path):
             return [False] * len(tokens)
         if self._matcher.is_stopped():

@@ -158,7 +158,7 @@ def likeliest_next(c: Conversation, hidden: Tensor, lm_head: Callable[[Tensor], 
 
 
 def features_fingerprint(target: Target, conversations_url: str, options: FeatureOptions) -> Fingerprint:
-    """What the store depends on; the batch size of the target isn't part of it."""
+    """Fingerprint of everything the store depends on; the target's batch size isn't part of it."""
     chosen = target.config.chosen_layers
     by = {"by": "transformers"} if options.device_map else {}
     conversations = Manifest.load(conversations_url)

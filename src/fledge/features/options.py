@@ -92,5 +92,5 @@ class FeatureOptions(BaseModel):
 
     @property
     def uses_decoder(self) -> bool:
-        """Whether fledge's own decoder extracts."""
+        """True if fledge's own decoder extracts the features."""
         return self.device_map is None and self.server is None

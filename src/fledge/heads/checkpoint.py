@@ -177,10 +177,10 @@ def local_url(url: str) -> str:
 
 
 def _without_gguf(error: TargetError) -> str:
-    """What the hub's error says, without the advice to give a GGUF file: heads in GGUF aren't read."""
+    """Text of the hub's error, without the advice to give a GGUF file: heads in GGUF aren't read."""
     return str(error).replace(" or GGUF file", "")
 
 
 def _similar(url: str) -> str:
-    """What a misspelt head may mean: the shipped one, or what lies in the same folder."""
+    """Suggestion for a misspelt head: the shipped one, or what lies in the same folder."""
     return did_you_mean(url, ["released"]) or did_you_mean(posixpath.basename(url), neighbours(Path(url)))

@@ -1,4 +1,4 @@
-"""Which targets SGLang and vLLM can draft for with EAGLE-3: `engines.yaml`, read before GPU-days are spent."""
+"""Targets that SGLang and vLLM can draft for with EAGLE-3: `engines.yaml`, read before GPU-days are spent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fledge.target.config import engine_feature_layers
 
 
 class EngineTargets(BaseModel):
-    """What one version of an engine can't draft for, and how that is known."""
+    """Targets that one version of an engine can't draft for, and the evidence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,7 +56,7 @@ def sglang_misses(layers: Sequence[int], count: int) -> str:
 
 
 def instead_of_last_layer(count: int) -> str:
-    """What to do about a head that reads the last of `count` layers."""
+    """Remedy for a head that reads the last of `count` layers."""
     others = engine_feature_layers(count) or ((0, max(1, count // 2 - 1), count - 2) if count > 3 else ())
     train = f", or train a head on other layers (target.feature_layers={list(others)})" if others else ""
     return f"serve it with fledge or vLLM (--form vllm){train}"

@@ -1,4 +1,4 @@
-"""Which fields of a head's config.json are read, which can't change what it computes, and why all others are refused.
+"""Fields of a head's config.json: those read, those that can't change what it computes, and why others are refused.
 
 A head whose config names a window, a bias or a part that fledge doesn't compute would run without it and accept less,
 with no error. So a field that is on neither list is refused by its name, unless its value switches nothing on.
@@ -118,12 +118,12 @@ def _unsupported(flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _neutral(name: str, value: Any) -> bool:
-    """Whether the value switches nothing on."""
+    """True if the value leaves the feature off."""
     return value in (None, False, "", [], {}) or value in _NEUTRAL.get(name, ())
 
 
 def _other_drafter(architecture: str) -> bool:
-    """Whether it is the class of another drafter, such as EAGLE-4 or P-EAGLE; many EAGLE-3 heads name Llama's."""
+    """True for the class of another drafter, such as EAGLE-4 or P-EAGLE; many EAGLE-3 heads name Llama's."""
     name = architecture.lower()
     if "eagle3" in name:
         return "deepseek" in name  # latent attention
@@ -131,7 +131,7 @@ def _other_drafter(architecture: str) -> bool:
 
 
 def _windows(flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What says that the layer sees a window of the context: its kind, or a window that isn't switched off."""
+    """Fields that limit the layer to a window of the context: its kind, or a window that isn't switched off."""
     kinds, window = flat.get("layer_types"), flat.get("sliding_window")
     if kinds:
         if kinds[0] != "full_attention":

@@ -24,7 +24,7 @@ class TargetShape(Protocol):
 
 
 def shape_misfits(config: HeadConfig, shape: TargetShape, *, own_embedding: bool) -> list[str]:
-    """What of the head's sizes doesn't fit; needs no weights of the target."""
+    """Sizes of the head that don't fit the target; needs none of the target's weights."""
     misfits = []
     if config.vocab_size != shape.vocab_size:
         misfits.append(f"a vocabulary of {config.vocab_size}, the target has {shape.vocab_size}")
@@ -36,7 +36,7 @@ def shape_misfits(config: HeadConfig, shape: TargetShape, *, own_embedding: bool
 
 
 def origin_misfits(metadata: HeadMetadata, target: Target) -> list[str]:
-    """What the head records of its target and this target has otherwise; nothing where nothing is recorded."""
+    """Differences between the target that the head records and this one; fields without a record are skipped."""
     misfits, layers, theirs = [], metadata.feature_layers, target.config.feature_layers
     if layers and layers != theirs:
         misfits.append(
@@ -67,7 +67,7 @@ def other_weights(metadata: HeadMetadata, target: Target) -> str:
 
 
 def _layers_remedy(layers: tuple[int, ...], count: int) -> str:
-    """How to use a head of other layers: the target's features of them, if it has them all."""
+    """Remedy for a head of other layers: the target's features of them, if it has them all."""
     if are_three_layers(layers, count):
         return (
             f"target.feature_layers={list(layers)} selects the head's; if only its config is wrong, use "

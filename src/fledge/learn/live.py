@@ -45,7 +45,7 @@ class LiveTau:
         return _ratio(list(self._now)).value if self._now else None
 
     def fell(self) -> bool:
-        """Whether the version that serves surely does worse than the one before."""
+        """True if the serving version is significantly worse than the one before."""
         if min(len(self._now), len(self._before)) < _FEWEST:
             return False
         now, before = _ratio(list(self._now)), _ratio(self._before)

@@ -14,7 +14,7 @@ _TRAIN = TrainOptions(ttt_steps=4, batch_tokens=512)
 
 
 class LearnOptions(Options):
-    """How a server learns."""
+    """Options of learning while serving."""
 
     error = ServerError
 

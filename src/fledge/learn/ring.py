@@ -90,7 +90,7 @@ class Ring:
             return [self._samples[info.index] for info in infos if info.index in self._samples]
 
     def left(self) -> list[SampleInfo]:
-        """What may be trained on once more."""
+        """Conversations that may be trained on again."""
         return [info for info in self.split("train") if self._drawn[info.index] < self._passes]
 
     def draw(self, tokens: int, generator: torch.Generator) -> list[SampleInfo]:

@@ -152,7 +152,7 @@ class Learning:
             self._intake.put(tape, token_ids)
 
     def figures(self) -> dict[str, Any]:
-        """What metrics tell, as JSON; reads no file."""
+        """Figures for metrics, as JSON; reads no file."""
         intake, latest = self._intake, self._latest
         cpu, granted = self._cpu_seconds(), self._turns.granted
         return {
@@ -188,7 +188,7 @@ class Learning:
         }
 
     def _reason(self, cpu: float, granted: float) -> str:
-        """What learning waits for; empty if for nothing."""
+        """Reason why learning waits; empty if it doesn't."""
         if self._state != "training":
             return self._waits
         if granted > _STARVED_S and cpu < _STARVED * granted:

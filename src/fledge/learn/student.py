@@ -77,7 +77,7 @@ class Student:
 
     @property
     def waits_for(self) -> str:
-        """What is missing for a step: enough answers to begin with, or new ones; empty: nothing."""
+        """Missing input for a step: enough answers to begin with, or new ones; empty: none."""
         infos, options = self._ring.split("train"), self._options
         tokens = sum(map(_tokens, infos))
         if len(infos) < _FEWEST or tokens < options.start_tokens:
@@ -247,7 +247,7 @@ def new_head(
 
 
 def vocabulary_counts(target: Target, samples: Sequence[FeatureSample]) -> Tensor:
-    """How often each token occurs, [V] int64; 0 for one of fewer than three conversations.
+    """Count of each token, [V] int64; 0 for one of fewer than three conversations.
 
     A head is a file, and its draft vocabulary would otherwise say which rare tokens a single client sent. What is left
     is filled with the tokens of the lowest ids, in a BPE vocabulary the most frequent ones.
@@ -278,7 +278,7 @@ def check_finite(sample: FeatureSample) -> None:
 
 
 def is_likely(sample: FeatureSample) -> bool:
-    """Whether the target would often write the answer's tokens: nobody can draft one that is random."""
+    """True if the target often picks the answer's tokens itself; random tokens can't be drafted."""
     rows = sample.loss_mask[1:].nonzero().flatten()
     return bool((sample.argmax[rows] == sample.token_ids[rows + 1]).float().mean() >= _LIKELY)
 

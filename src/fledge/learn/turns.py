@@ -40,7 +40,7 @@ class Turns:
 
     @property
     def serving(self) -> bool:
-        """Whether steps were taken within the last second."""
+        """True if steps were taken within the last second."""
         return time.monotonic() - self._last < 1.0
 
     def training(self, wanted: bool) -> None:

@@ -26,7 +26,7 @@ CARD, PINNED = "card.json", "pinned"
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a version."""
+    """Record of a version."""
 
     number: int
     tau: float  # on the held-out conversations

@@ -1,4 +1,4 @@
-"""What server and learning process say to each other, over two pipes.
+"""Messages between the server and the learning process, over two pipes.
 
     server -> process    a line of JSON, and behind it the bytes that it announces
     process -> server    lines of JSON

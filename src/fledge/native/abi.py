@@ -1,4 +1,4 @@
-"""What Python and C++ both have to say: the structures that calls pass, field by field, and the kernels' limits.
+"""Definitions shared by Python and C++: the structures that calls pass, field by field, and the kernels' limits.
 
 `check` compares them with the compiled ones (abi.cpp) when the library is loaded: a structure of another size would
 corrupt memory in silence.
@@ -90,7 +90,7 @@ class DraftHead(Structure):
 
 
 class HeadOutputs(Structure):
-    """What a head forward reads besides the batch, and where it writes. models.h."""
+    """Inputs of a head forward besides the batch, and its outputs. models.h."""
 
     _fields_ = [
         ("logit_rows", c_void_p),
@@ -111,7 +111,7 @@ class RoundModels(Structure):
 
 
 class CarriedState(Structure):
-    """What B requests carry from round to round; see the engine's `Carried`. round.h."""
+    """State that B requests carry from round to round; see the engine's `Carried`. round.h."""
 
     _fields_ = [
         *((n, c_int64) for n in ("requests", "pages", "topk", "history_size")),
@@ -121,13 +121,13 @@ class CarriedState(Structure):
 
 
 class Drawing(Structure):
-    """How B requests draw their tokens; see `selection.Drawing`. round.h."""
+    """Draw parameters of B requests; see `selection.Drawing`. round.h."""
 
     _fields_ = [("filters", c_void_p), ("keys", c_void_p)]
 
 
 class DraftTerms(Structure):
-    """What bounds a draft; see the planner's `Terms`. round.h."""
+    """Limits of a draft; see the planner's `Terms`. round.h."""
 
     _fields_ = [
         *((n, c_int64) for n in ("depth", "topk", "nodes", "lookup", "longest")),
@@ -169,7 +169,7 @@ class Recent(Structure):
 
 
 class Hooks(Structure):
-    """What a round calls of Python's; null: nothing. round.h."""
+    """Python callbacks of a round; null: none. round.h."""
 
     _fields_ = [(n, c_void_p) for n in ("allow", "verify")]
 

@@ -56,7 +56,7 @@ def default_threads() -> int:
 
 
 def container_cores(folder: Path) -> int | None:
-    """How many cores' time the processes of a cgroup (v2) may use, in whole ones; None without a limit."""
+    """CPU limit of a cgroup (v2), in whole cores; None without a limit."""
     try:
         quota, period = (folder / "cpu.max").read_text("utf-8").split()
     except OSError:  # no container, or another system
@@ -130,7 +130,7 @@ def isa() -> str:
 
 
 def instruction_set() -> str:
-    """What the kernels multiply with, as one writes it. Raises as `isa` does."""
+    """Instruction set of the kernels' matrix products, as it is usually written. Raises as `isa` does."""
     return INSTRUCTION_SETS[isa()].title
 
 

@@ -1,4 +1,4 @@
-"""What the C++ is compiled with and for: the compiler, instruction sets, what they need, and their flags.
+"""Compiler, instruction sets, their requirements and flags, for compiling the C++.
 
 hatch_build.py and install.py run this file when fledge isn't installed yet, so it imports nothing else of the package.
 """
@@ -34,7 +34,7 @@ TRAIN_FLAGS = (
 
 
 class InstructionSet(NamedTuple):
-    """What the kernels can be compiled for: processors that have it, and the compiler's flags."""
+    """Instruction set that the kernels can be compiled for: processors that have it, and the compiler's flags."""
 
     title: str
     machine: str  # as in `platform.machine`

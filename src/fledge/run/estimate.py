@@ -1,4 +1,4 @@
-"""What a run will cost, before it starts: tokens, bytes on disk, and time from a calibration of a few seconds."""
+"""Cost of a run, estimated before it starts: tokens, bytes on disk, and time from a calibration of a few seconds."""
 
 from __future__ import annotations
 

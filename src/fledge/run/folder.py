@@ -72,7 +72,7 @@ class Record:
             raise StorageError(f"{url} is not a stage's record ({error}); delete it and run again") from error
 
     def is_whole(self, run_url: str) -> bool:
-        """Whether all files the stage wrote still exist.
+        """True if all files the stage wrote still exist.
 
         Raises:
             StorageError: a file differs from what the stage wrote.
@@ -159,12 +159,12 @@ class Run:
         return {name: load_head(self.target, url) for name, url in self.head_urls.items()}
 
     def is_given(self, folder: str) -> bool:
-        """Whether a stage's folder contains shards from outside this run, put there by the user."""
+        """True if a stage's folder contains shards from outside this run, put there by the user."""
         url = self.url(folder)
         return bool(Manifest.load(url).shards) and Fingerprint.load(url) is None
 
     def of_earlier_head(self, folder: str) -> bool:
-        """Whether a stage's folder contains figures of a head that the run's own has replaced."""
+        """True if a stage's folder contains figures of a head that the run's own has replaced."""
         made_from = Fingerprint.load(self.url(folder))
         if made_from is None or not storage.exists(self.url("head", CONFIG_NAME)):
             return False

@@ -96,7 +96,7 @@ def run_stage(run: Run, name: str) -> None:
 
 
 def _is_follower() -> bool:
-    """Whether this is a torchrun process other than the first, which alone writes the folder's records."""
+    """True if this is a torchrun process other than the first, which alone writes the folder's records."""
     return int(os.environ.get("RANK", "0")) > 0 and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 

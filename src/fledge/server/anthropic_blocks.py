@@ -138,7 +138,7 @@ def _part(block: Json, at: str) -> Json:
 
 
 def _text(block: Json, at: str) -> str:
-    """What a block says; an ApiError if that is no text."""
+    """Text of a block; an ApiError if it isn't a text."""
     kind = block.get("type")
     if kind == "text":
         return read(_Text, block, at).text

@@ -39,7 +39,7 @@ from fledge.server.strict import StrictBody, read
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -196,7 +196,7 @@ def _add_messages(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/messages/count_tokens", tags=["Anthropic"])
     async def count_tokens(body: CountRequest) -> Json:
-        """How many tokens a prompt has."""
+        """Number of tokens in a prompt."""
         server.check_model(body.model)
         return {"input_tokens": len(await server.chat_ids(await chat(body)))}
 

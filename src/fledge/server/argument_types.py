@@ -1,4 +1,4 @@
-"""What a function's schema says about its arguments. Schemas are the clients' and may be anything."""
+"""Types of a function's arguments, from its schema. Schemas are the clients' and may be anything."""
 
 from __future__ import annotations
 

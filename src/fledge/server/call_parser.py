@@ -1,4 +1,4 @@
-"""What all readers of function calls share: an answer's text, read piece by piece in states."""
+"""Base of all readers of function calls: an answer's text, read piece by piece by a state machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CallParser(ABC):
     @property
     @abstractmethod
     def _openings(self) -> tuple[str, ...]:
-        """What calls begin with; none: they begin the answer."""
+        """Marks that calls begin with; none: calls begin the answer."""
 
     @abstractmethod
     def _first(self, parts: MessageParts) -> bool:
@@ -65,7 +65,7 @@ class CallParser(ABC):
         return False
 
     def _is_content(self, parts: MessageParts, rest: str) -> bool:
-        """What looked like a call is none, up to the text's `rest`; the next state."""
+        """Emit the text before `rest` as content, since it is no call after all; return the next state's result."""
         self._emit(parts, len(self._text) - len(rest))
         self._go_on = self._words
         return True
@@ -91,7 +91,7 @@ class CallForm(Protocol):
 
     @property
     def marks(self) -> frozenset[str]:
-        """Which may be special tokens of the tokenizer."""
+        """Marks that may be special tokens of the tokenizer."""
 
     def reader(self, functions: Functions, *, several: bool = True) -> CallParser:
         """The reader of one answer."""

@@ -61,7 +61,7 @@ class ContentPart(ForgivingBody):
 
     @property
     def is_thought(self) -> bool:
-        """Whether it is reasoning, which the chat template is given apart."""
+        """True if this part is reasoning, which is passed to the chat template separately."""
         return self.type in _THOUGHTS
 
     @property

@@ -1,4 +1,4 @@
-"""How a target's answers become messages: the format of its calls, and whether it reasons first."""
+"""Conversion of a target's answers to messages: the format of its calls, and whether it reasons first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LAST_IDS = 16  # of a prompt: longer than reasoning tags and white space
 
 
 class Thinking(Enum):
-    """How an answer begins."""
+    """Ways an answer can begin."""
 
     NONE = auto()  # without reasoning
     POSSIBLE = auto()  # with the tag that opens it, or without reasoning
@@ -98,7 +98,7 @@ class Dialect:
         return {"grammar": lark}
 
     def skips_special(self, body: ChatRequest | CompletionRequest) -> bool:
-        """Whether special tokens are left out of the text; not if some of them mark reasoning or calls."""
+        """True if special tokens are left out of the text; not if some of them mark reasoning or calls."""
         marks: set[str] = set()
         if isinstance(body, ChatRequest):
             if self._has_channels:
@@ -117,7 +117,7 @@ class Dialect:
 
     @cached_property
     def _has_channels(self) -> bool:
-        """Whether the chat template writes answers in gpt-oss's channels."""
+        """True if the chat template writes answers in gpt-oss's channels."""
         try:
             reply = self._target.chat.render([_QUESTION, {"role": "assistant", "content": _FUNCTION}])
         except TargetError:
@@ -152,7 +152,7 @@ class Dialect:
 
     @cached_property
     def _one_call_a_turn(self) -> bool:
-        """Whether the template rejects several calls in one message, as Llama 3.1's does.
+        """True if the template rejects several calls in one message, as Llama 3.1's does.
 
         Then none are requested, since the client couldn't send them back.
         """
@@ -167,7 +167,7 @@ class Dialect:
             return None
 
     def _thinking(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Thinking:
-        """How the answer to this prompt begins."""
+        """The way the answer to this prompt begins."""
         if not self._reasons or (body.structured_outputs is not None and body.structured_outputs.grammar):
             return Thinking.NONE
         end = self._target.tokenizer.decode(list(prompt_ids[-_LAST_IDS:]), skip_special_tokens=False).rstrip()

@@ -230,13 +230,13 @@ class _Visit:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether the connection came in on a loopback address."""
+    """True if the connection came in on a loopback address."""
     address = _address((scope.get("server") or ("",))[0])
     return address is not None and address.is_loopback
 
 
 def _may_be_rebound(host: bytes) -> bool:
-    """Whether a Host header is a domain name, whose owner decides where it leads."""
+    """True if a Host header is a domain name, whose owner decides where it leads."""
     name = _PORT.sub("", host.decode("latin-1")).strip("[]").rstrip(".").lower()
     return "." in name and not name.endswith(".localhost") and _address(name) is None
 

@@ -193,7 +193,7 @@ class Server:
         return self._truncated(body, ids + self._dialect.opening(body))
 
     def _template_options(self, body: ChatRequest) -> Json:
-        """What the chat template is told; `reasoning_effort` and `enable_thinking` only if it looks at them."""
+        """Options for the chat template; `reasoning_effort` and `enable_thinking` only if it reads them."""
         options = dict(body.chat_template_kwargs or {})
         if body.enable_thinking is not None:
             names = [

@@ -47,7 +47,7 @@ class ChannelReader:
 
     @property
     def has_called(self) -> bool:
-        """Whether there has been a call."""
+        """True once a call has been read."""
         return self._calls > 0
 
     def add(self, text: str, *, last: bool) -> MessageParts:

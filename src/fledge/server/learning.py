@@ -1,4 +1,4 @@
-"""What a server that learns shows of it: `/v1/learn`, and metrics."""
+"""Reports of a server that learns: `/v1/learn`, and metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fledge.server.render import Json
 
 @runtime_checkable
 class LearningRecorder(Protocol):
-    """What a server asks of a recorder that learns (`fledge.learn.Learning`), whose packages it may not have."""
+    """Interface of a recorder that learns (`fledge.learn.Learning`), whose packages may not be installed."""
 
     def start(self, engine: Engine) -> None:
         """The engine begins to serve."""
 
     def figures(self) -> Json:
-        """What metrics tell; reads no file."""
+        """Figures for metrics; reads no file."""
 
     def state(self) -> Json:
         """All that there is to see."""
@@ -37,7 +37,7 @@ def add_learning(app: FastAPI, metrics: Metrics, learning: LearningRecorder) -> 
 
     @app.get("/v1/learn", tags=["Operations"])
     async def learn() -> Json:
-        """How learning goes: its state, the curve of tau, and the versions."""
+        """Progress of learning: its state, the curve of tau, and the versions."""
         return await asyncio.to_thread(learning.state)
 
     metrics.add(LearningMetrics(learning))

@@ -31,7 +31,7 @@ class Piece:
     call: Call | None = None  # the call that begins here, without its arguments
 
     def continues(self, last: str | None) -> bool:
-        """Whether it belongs to the same block as what came before, which was of the kind `last`."""
+        """True if this part belongs to the same block as the one before, which was of the kind `last`."""
         return self.kind == last and self.call is None
 
 

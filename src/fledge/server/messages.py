@@ -166,7 +166,7 @@ class _Chat(ChatRequest):
 
 
 def _is_begun(last: Json) -> bool:
-    """Whether the last message is the answer's beginning."""
+    """True if the last message is the answer's beginning."""
     content = last.get("content") or ()
     said = content if isinstance(content, str) else any(part.get("text") for part in content)
     return last["role"] == "assistant" and bool(said) and not last.get("tool_calls")

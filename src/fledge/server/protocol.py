@@ -163,7 +163,7 @@ class Generation(StrictBody):
 
     @property
     def picks(self) -> bool:
-        """Whether more answers are made than given."""
+        """True if more answers are generated than returned."""
         return (self.best_of or 1) > (self.n or 1)
 
     @property
@@ -186,7 +186,7 @@ class Generation(StrictBody):
 
     @property
     def form_named(self) -> str:
-        """What the client calls the answer's form."""
+        """The client's name for the answer's form."""
         if self._form_field:
             return self._form_field
         if self.structured_outputs is not None:
@@ -277,7 +277,7 @@ class ChatRequest(Generation):
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer consists of calls only."""
+        """True if the answer consists of calls only."""
         if isinstance(self.tool_choice, AllowedTools):
             return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice not in (None, "none", "auto")
@@ -308,7 +308,7 @@ class ChatRequest(Generation):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives to report per token; None: no log probabilities."""
+        """Number of alternatives to report per token; None: no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -331,7 +331,7 @@ class CompletionRequest(Generation):
 
     @property
     def wanted_prompt_logprobs(self) -> int | None:
-        """How many alternatives to report per token of the prompt; None: no log probabilities."""
+        """Number of alternatives to report per token of the prompt; None: no log probabilities."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((top for top in wanted if top is not None), default=None)
 
@@ -348,7 +348,7 @@ class CompletionRequest(Generation):
 
     @property
     def wanted_logprobs(self) -> int | None:
-        """How many alternatives to report per token; None: no log probabilities."""
+        """Number of alternatives to report per token; None: no log probabilities."""
         return self.logprobs
 
     @property

@@ -34,7 +34,7 @@ class PythonCalls:
 
     @property
     def marks(self) -> frozenset[str]:
-        """Which may be special tokens."""
+        """Marks that may be special tokens."""
         return frozenset(self.wrap)
 
     def reader(self, functions: Functions, *, several: bool = True) -> PythonCallReader:

@@ -59,7 +59,7 @@ class Reader:
 
     @property
     def has_called(self) -> bool:
-        """Whether there has been a call."""
+        """True once a call has been read."""
         return self._calls is not None and self._calls.calls > 0
 
     def read(self, text: str, *, ended: bool) -> MessageParts:

@@ -36,7 +36,7 @@ class ResponseStore:
         return stored
 
     def earlier(self, client: str, response_id: str | None) -> StoredResponse | None:
-        """What a request goes on from; an ApiError if it isn't there."""
+        """The response that a request continues; an ApiError if it isn't stored."""
         stored = None if response_id is None else self.find(client, response_id)
         if stored is None and response_id is not None:
             raise errors.invalid(

@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class StreamOptions(StrictBody):
-    """How a stream reports usage."""
+    """Usage reporting of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(None, description="usage in every chunk")

@@ -39,7 +39,7 @@ class TaggedCalls:
 
     @property
     def marks(self) -> frozenset[str]:
-        """Which may be special tokens."""
+        """Marks that may be special tokens."""
         return frozenset(filter(None, (self.open, self.close, self.end, self.tail, *self.head, *self.key)))
 
     def reader(self, functions: Functions, *, several: bool = True) -> TaggedCallReader:
@@ -175,7 +175,7 @@ class TaggedCallReader(CallParser):
         return True
 
     def _complete(self, rest: str) -> bool:
-        """Whether a call that goes on so may be passed on; in a stream, nobody knows yet."""
+        """True if a call that continues with `rest` may be passed on; always in a stream, where it isn't known yet."""
         return not (self.whole and self.ended) or (self._form.tail or self._form.close) in rest
 
 

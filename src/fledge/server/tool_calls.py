@@ -44,7 +44,7 @@ class JsonCalls:
 
     @property
     def marks(self) -> frozenset[str]:
-        """Which may be special tokens."""
+        """Marks that may be special tokens."""
         return frozenset(filter(None, (self.open, self.close, self.each, *self.after, *self.signs.values())))
 
     def reader(self, functions: Functions, *, several: bool = True) -> JsonCallReader:
@@ -180,7 +180,7 @@ class JsonCallReader(CallParser):
         return call["name"], json_text(arguments)
 
     def _readable(self, text: str) -> bool:
-        """Whether arguments that begin here may be passed on; in a stream, nobody knows yet."""
+        """True if arguments that begin here may be passed on; always in a stream, where it isn't known yet."""
         if not self.whole:
             return True
         arguments = JsonObject()
@@ -206,7 +206,7 @@ class JsonObject:
         return self.take()
 
     def take(self) -> str:
-        """What has been seen since the last call."""
+        """Take the text seen since the last call."""
         text, self._valid = "".join(self._valid), []
         return text
 

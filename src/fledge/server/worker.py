@@ -70,17 +70,17 @@ class EngineWorker:
 
     @property
     def most_answers(self) -> int:
-        """How many jobs may be unfinished: a full batch and a full queue."""
+        """Limit of unfinished jobs: a full batch and a full queue."""
         return self.engine.max_batch + self._max_queue
 
     @property
     def waiting(self) -> int:
-        """How many jobs aren't in the engine yet."""
+        """Number of jobs not yet in the engine."""
         return len(self._queue)
 
     @property
     def unfinished(self) -> int:
-        """How many jobs are submitted and unfinished."""
+        """Number of jobs submitted and not finished."""
         return len(self._live)
 
     @property

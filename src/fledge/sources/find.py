@@ -113,6 +113,6 @@ def _without_hub(spec: str, error: HubUnreachableError, cache: Path, checks: Ggu
 
 
 def _similar(spec: str) -> str:
-    """What a misspelt target may mean: one of ours, or what lies in the same folder."""
+    """Suggestion for a misspelt target: one of ours, or what lies in the same folder."""
     path = Path(spec).expanduser()
     return did_you_mean(spec, (FALLBACK_PACKAGE, DEFAULT_TARGET)) or did_you_mean(path.name, neighbours(path))

@@ -25,7 +25,7 @@ _FORMAT = 3  # part of the folder's name: a change causes a new conversion
 
 @dataclass(frozen=True)
 class GgufChecks:
-    """What is asked before a file is converted, and of the folder before it enters the cache; each may raise."""
+    """Checks before a file is converted, and of the folder before it enters the cache; each may raise."""
 
     folder: Callable[[Path], object]
     header: Callable[[GgufSizes], object] | None = None

@@ -17,7 +17,7 @@ _COMPANIONS = {"eagle3": "an EAGLE-3 draft head", "clip": "a vision or audio pro
 
 
 class GgufSizes(NamedTuple):
-    """What a draft head's sizes are compared with."""
+    """Target sizes that a draft head's are compared with."""
 
     vocab_size: int
     hidden_size: int
@@ -78,7 +78,7 @@ class GgufHeader:
 
 
 def split_message(file: Path, count: int) -> str:
-    """What to do with a file that is one of several; empty if it is the only one. `count`: as the file says."""
+    """Remedy for a file that is one of several; empty if it is the only one. `count`: as the file says."""
     match = _PART.fullmatch(file.name)
     if match:
         count = max(count, int(match[3]))
@@ -119,7 +119,7 @@ def model_in(files: list[Path], folder: Path) -> Path:
 
 
 def is_gguf_head(file: Path) -> bool:
-    """Whether a file is a draft head in llama.cpp's form."""
+    """True if a file is a draft head in llama.cpp's form."""
     try:
         return GgufHeader(file).architecture == "eagle3"
     except TargetError:

@@ -16,7 +16,7 @@ logger = logging.getLogger("fledge.note")
 
 
 def is_remote(spec: str) -> bool:
-    """Whether this is an object store's URL rather than a local path."""
+    """True if this is an object store's URL rather than a local path."""
     return "://" in spec and storage.local_path(spec) is None
 
 
@@ -38,6 +38,6 @@ def remote_folder(url: str, cache: Path) -> Path:
 
 
 def _is_wanted(name: str) -> bool:
-    """Whether a file is one of those downloaded from the hub, or a GGUF file."""
+    """True if a file is one of those downloaded from the hub, or a GGUF file."""
     wanted, unwanted = (any(fnmatch(name, one) for one in globs) for globs in ((*WANTED, "*.gguf"), UNWANTED))
     return wanted and not unwanted

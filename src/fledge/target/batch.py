@@ -55,7 +55,7 @@ def one_sequence(token_ids: Sequence[int], page_size: int, device: torch.device)
 
 
 class ForwardOutput(NamedTuple):
-    """What a decoder forward returns; fields that were not asked for are None. M = rows asked for."""
+    """Outputs of a decoder forward; fields that were not requested are None. M = rows requested."""
 
     logits: Tensor | None  # [M, V] float32
     argmax: Tensor | None  # [M] int64, lowest id among equals

@@ -86,7 +86,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether the template tells the target of the functions on offer."""
+        """True if the template shows the target the functions on offer."""
         try:
             return _MARK in self.render([{"role": "user", "content": "Hello"}], tools=[_EXAMPLE_TOOL])
         except TargetError:
@@ -94,7 +94,7 @@ class ChatTemplate:
 
     @cached_property
     def shows_calls(self) -> bool:
-        """Whether the template tells the target of calls and their answers, or says itself why it doesn't."""
+        """True if the template shows the target calls and their results, or raises an error saying why not."""
         return self._shows_calls([_EXAMPLE_TOOL])
 
     @cached_property
@@ -167,7 +167,7 @@ class ChatTemplate:
                 raise TargetError(f"the target's chat template doesn't ask for {name!r}: leave it out")
 
     def asks_for(self, name: str) -> bool:
-        """Whether the template looks at an option of this name."""
+        """True if the template reads an option of this name."""
         return name not in _GIVEN and bool(re.search(rf"\b{re.escape(name)}\b", self._source))
 
     @property
@@ -246,7 +246,7 @@ class ChatTemplate:
 
     @cached_property
     def _wants_parts(self) -> bool:
-        """Whether contents are lists of parts for the template, as for some multimodal targets: it loses plain text."""
+        """True if the template expects lists of parts, as for some multimodal targets: it drops plain text."""
         plain = [{"role": "user", "content": _MARK}]
 
         def is_kept(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -286,7 +286,7 @@ class ChatTemplate:
 
 
 def _advice(refusal: str) -> str:
-    """What to do about a template's own words."""
+    """Advice on an error that the template raised."""
     if _ABOUT_ROLES.search(refusal):
         return "give the roles it knows, in its order"
     return "change what it names; its words are the template's own"

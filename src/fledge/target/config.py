@@ -50,7 +50,7 @@ def default_feature_layers(n: int) -> tuple[int, int, int]:
 
 
 def are_three_layers(layers: Sequence[int], below: int | None = None) -> bool:
-    """Whether these are three layers in order, counted from 0, of a target with `below` layers; None: of any."""
+    """True if these are three layers in order, counted from 0, of a target with `below` layers; None: of any."""
     return (
         len(layers) == 3 and 0 <= layers[0] < layers[1] < layers[2] and (below is None or layers[2] < below)
     )

@@ -35,7 +35,7 @@ class ExpertsConfig:
 
 
 def expert_counts(raw: Mapping[str, Any]) -> tuple[int, int]:
-    """How many experts an HF configuration has, and how many of them each token takes."""
+    """Number of experts in an HF configuration, and number of them that each token uses."""
     count = raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"]
     return int(count), int(raw["num_experts_per_tok"])
 
@@ -87,12 +87,12 @@ def mix_experts(x: Tensor, w: ExpertWeights, config: ExpertsConfig) -> Tensor:
 
 
 def waits(config: ExpertsConfig, hidden_size: int, dtype: torch.dtype) -> bool:
-    """Whether `mix_experts` reads on the host how many rows each expert got."""
+    """True if `mix_experts` reads on the host how many rows each expert got."""
     return not _one_product(dtype, hidden_size, 2 * config.intermediate_size, config.intermediate_size)
 
 
 def _one_product(dtype: torch.dtype, *sizes: int) -> bool:
-    """Whether torch has one call for all experts' products: of torch 2.10 on, with rows of whole 16 bytes."""
+    """True if torch has one call for all experts' products: since torch 2.10, for rows of whole 16 bytes."""
     return dtype == torch.bfloat16 and hasattr(F, "grouped_mm") and not any(size % 8 for size in sizes)
 
 

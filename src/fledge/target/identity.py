@@ -1,4 +1,4 @@
-"""What the quantisations and fine-tunes of a model share, and a head depends on: the tokens and the chat template.
+"""Identity that quantisations and fine-tunes of a model share and a head depends on: tokens and chat template.
 
 Both are compared by what they do. A GGUF file's tokenizer holds the same tokens in another form, and a template's text
 changes where its result doesn't.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TargetOptions(BaseModel):
-    """Which LLM is accelerated, and how it runs here."""
+    """The LLM to accelerate, and how it runs here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +62,7 @@ class TargetOptions(BaseModel):
 
 
 def parse_template_kwargs(text: str | None) -> dict[str, Any]:
-    """What a chat template is asked for, from a command line's JSON object. Raises a TargetError for other text."""
+    """Chat template options, from a command line's JSON object. Raises a TargetError for other text."""
     try:
         found = json.loads(text or "{}")
     except ValueError:

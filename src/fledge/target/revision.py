@@ -65,7 +65,7 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _reading(config: DecoderConfig) -> list[dict[str, Any]]:
-    """How the architecture's tensors are read, where that isn't as Llama's are; empty if it is."""
+    """Differences from Llama in how the architecture's tensors are read; empty if there are none."""
     family = families.find(config.architecture)
     switches = {name: getattr(family, name) for name in _READING}
     other = {name: value for name, value in switches.items() if value != getattr(families.Family, name, {})}
@@ -73,7 +73,7 @@ def _reading(config: DecoderConfig) -> list[dict[str, Any]]:
 
 
 def _tokenizer_parts(folder: Path) -> dict[str, Any]:
-    """What decides how text becomes ids."""
+    """Parts of the tokenizer that determine how text becomes ids."""
     parts: dict[str, Any] = {"template": _read_json(folder / "tokenizer_config.json").get("chat_template")}
     if (folder / "chat_template.jinja").exists():
         parts["template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")

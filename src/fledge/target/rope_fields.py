@@ -1,4 +1,4 @@
-"""What `config.json` says of RoPE, in the forms that any version of transformers wrote.
+"""RoPE settings in `config.json`, in the forms that any version of transformers wrote.
 
 A ValueError says what is wrong; who reads the file adds whose it is and what to do.
 """

@@ -38,7 +38,7 @@ _KINDS = ("full_attention", "sliding_attention")
 def unknown_switches(
     raw: Mapping[str, Any], understood: Sequence[str], windowed: Sequence[int]
 ) -> Iterator[str]:
-    """What of a config isn't computed, each with what the decoder knows. `windowed`: the layers that get a window."""
+    """Settings that aren't computed, each with what the decoder supports. `windowed`: the layers that get a window."""
     for name, neutral in _SWITCHES.items():
         value = raw.get(name)
         if name not in understood and value not in (None, False, "", [], {}, *neutral):

@@ -93,7 +93,7 @@ def _moved(value: T, device: torch.device) -> T:
 
 
 def is_trainable(info: SampleInfo) -> bool:
-    """Whether a conversation has at least three tokens and a supervised position."""
+    """True if a conversation has at least three tokens and a supervised position."""
     return conversations.is_trainable(info.tokens, info.supervised)
 
 

@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What the backward pass of the unroll's attention reads, and fills by blocks."""
+    """Tensors that the backward pass of the unroll's attention reads, and fills by blocks."""
 
     output: Tensor  # [S, heads * D], of the forward pass
     log_sum: Tensor  # [S, heads], of the forward pass

@@ -1,4 +1,4 @@
-"""How many steps fit into `train.minutes`: a few steps are timed and undone, then the number is fixed for the run.
+"""Number of steps within `train.minutes`: a few steps are timed and undone, then the number is fixed for the run.
 
     calibration          training: n steps, evaluations of tau included
     |-- timed steps --|-- step 1 ... n, the learning rate falling to its last value at n ------------|  minutes
@@ -51,7 +51,7 @@ def steps_within(
     measure_every: int,
     budget: float,
 ) -> int:
-    """How many steps of the schedule fit into `budget` seconds, at least one.
+    """Number of steps of the schedule that fit into `budget` seconds, at least one.
 
     Measuring tau takes `measure_seconds`; it happens every `measure_every` steps and once at the end.
     """

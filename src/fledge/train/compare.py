@@ -37,7 +37,7 @@ class TauDifference:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval excludes zero."""
+        """True if the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 

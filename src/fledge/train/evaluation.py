@@ -104,7 +104,7 @@ def no_heldout(url: str) -> DataError:
 def predict_serving(
     target: Target, head: Head, store: FeatureStore, options: EvaluateOptions, progress: Progress = silent
 ) -> dict[str, Acceptance]:
-    """What the engine would accept with each of `options.shapes`, by "depth,topk,nodes"."""
+    """Tokens the engine would accept with each of `options.shapes`, by "depth,topk,nodes"."""
     samples = [store.read(info) for info in greedy_heldout(store, options.shape_tokens)]
     acceptances = {}
     for shape in (TreeShape(*shape) for shape in options.shapes if samples):

@@ -1,4 +1,4 @@
-"""What training reads: conversations with their features, as batches in the learner's type and on its device."""
+"""Input of training: conversations with their features, as batches in the learner's type and on its device."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Optimizer:
 
 
 def _in_layer(weight: Weight) -> bool:
-    """Whether Muon may update this matrix."""
+    """True if Muon may update this matrix."""
     return weight.grad.dim() == 2 and weight.name != "lm_head"
 
 

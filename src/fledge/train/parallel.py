@@ -50,7 +50,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and shows progress."""
+        """True if this process writes files and shows progress."""
         return self.rank == 0
 
     def share(self, infos: Sequence[SampleInfo]) -> list[SampleInfo]:
@@ -71,7 +71,7 @@ class Ranks:
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` is true in any process."""
+        """True if `flag` is true in any process."""
         return flag if self.size == 1 else bool(self.sum_(torch.tensor([float(flag)])))
 
     def gather(self, value: T) -> list[T]:
@@ -122,7 +122,7 @@ class Masters:
         compute.copy_(self.shard)
 
     def computes(self, turn: int) -> bool:
-        """Whether this process does whole-matrix work number `turn` and broadcasts the result."""
+        """True if this process does whole-matrix work number `turn` and broadcasts the result."""
         return True
 
     def broadcast(self, tensor: Tensor, turn: int) -> None:

@@ -116,7 +116,7 @@ def train(
 def train_fingerprint(
     target: Target, features_url: str, options: TrainOptions, conversations_url: str | None = None
 ) -> Fingerprint:
-    """What the head depends on: not how features are computed, how many processes train, or when they log or save."""
+    """The head's inputs; not how features are computed, the number of processes, or when they log or save."""
     folders = [features_url] + ([] if conversations_url is None else [conversations_url])
     shards = "".join(shard.sha256 for folder in folders for shard in Manifest.load(folder).shards)
     started = None

@@ -29,7 +29,7 @@ _MAX_LINE = 1 << 20
 
 @dataclass
 class RequestRecord:
-    """What happened to one request. Times are seconds on the host's monotonic clock."""
+    """Record of one request. Times are seconds on the host's monotonic clock."""
 
     question_id: str
     turn: int
@@ -78,7 +78,7 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class Call:
-    """How to call a server: address, model and sampling."""
+    """Settings for calling a server: address, model and sampling."""
 
     url: str  # http://host:port, without /v1
     model: str

@@ -68,7 +68,7 @@ class PlanOptions:
 
     @property
     def shape(self) -> TreeShape:
-        """What is drafted in a round."""
+        """Shape of the tree drafted in a round."""
         return TreeShape(*(self.tree or (_TREE if self.engine == "fledge" else _CHAIN)))
 
     @property

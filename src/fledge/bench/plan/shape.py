@@ -18,7 +18,7 @@ from fledge.target.config import as_transformers_reads
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What determines the cost of a forward. Counts are weights, not bytes."""
+    """Sizes that determine the cost of a forward. Counts are weights, not bytes."""
 
     name: str
     layers: int

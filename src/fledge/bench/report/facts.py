@@ -93,7 +93,7 @@ def data_facts(conversations: str, prompts: str | None = None, head: Head | None
 
 
 def training_facts(head_url: str, metrics: str) -> TrainingFacts | None:
-    """How a head was trained: the curves of its trainer's `metrics.jsonl`, and the facts in its config."""
+    """Training record of a head: the curves of its trainer's `metrics.jsonl`, and the facts in its config."""
     if not exists(metrics) or not exists(join(head_url, CONFIG_NAME)):
         return None
     rows, head = read_rows(metrics, "fledge train"), Head.load(head_url)

@@ -54,7 +54,7 @@ def gain_chart(gains: Gains, naming: Naming, description: str = "throughput over
 
 
 def gain_note(gains: Gains, naming: Naming) -> str:
-    """What the chart should show, and its lowest point; "" without a chart."""
+    """Note on what the chart should show, and its lowest point; "" without a chart."""
     if not gains:
         return ""
     head, level, ratio = lowest(gains)

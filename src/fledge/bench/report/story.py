@@ -83,7 +83,7 @@ def stage_bars(stages: Mapping[str, float]) -> list[Bar]:
 
 
 def data_view(data: DataFacts | None) -> DataView | None:
-    """What the head was trained on."""
+    """View of the data that the head was trained on."""
     if data is None:
         return None
     tiles = [
@@ -110,7 +110,7 @@ def _shares(counts: Mapping[str, int]) -> list[Bar]:
 
 
 def training_view(training: TrainingFacts | None) -> TrainingView | None:
-    """How it was trained."""
+    """View of the head's training."""
     if training is None:
         return None
     tiles = []

@@ -85,7 +85,7 @@ def find_street_addresses(clues: Clues) -> Iterator[Finding]:
 
 
 def _sent_to(clues: Clues, start: int) -> bool:
-    """Whether a word of living, sending or an address stands before."""
+    """True if a word for living, sending or an address stands before."""
     return _SENT.search(clues.lower, max(0, start - 60), start) is not None
 
 

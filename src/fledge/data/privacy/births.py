@@ -102,14 +102,14 @@ def find_signatures(clues: Clues) -> Iterator[Finding]:
 
 
 def _linked(clues: Clues, folded: str, start: int, end: int) -> bool:
-    """Whether a word and a date are close, in one sentence, and nothing else is said to happen in between."""
+    """True if a word and a date are close, in one sentence, and nothing else is said to happen in between."""
     if not 0 <= end - start <= _REACH or _NEXT.search(clues.text, start, end):
         return False
     return _OTHER_EVENT.search(folded, start, end) is None
 
 
 def _before(clues: Clues, folded: str, end: int, born: list[Span]) -> bool:
-    """Whether the next word of birth follows the date, without a date of its own: "3.4.1985 in Ulm geboren"."""
+    """True if the next word for birth follows the date and has no date of its own: "3.4.1985 in Ulm geboren"."""
     word = next((span for span in born if span[0] >= end), None)
     if word is None or not _linked(clues, folded, end, word[0]) or re.search(r"\d", folded[end : word[0]]):
         return False

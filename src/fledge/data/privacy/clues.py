@@ -33,7 +33,7 @@ LANGUAGES = tuple(_FUNCTION_WORDS)
 
 @dataclass(frozen=True)
 class Clues:
-    """What is known about a text before any recogniser runs."""
+    """Facts about a text, collected before any recogniser runs."""
 
     text: str  # without letters of other scripts, which join what rules must find: "IBAN是DE89..."
     written: str = ""  # with them, if there are any
@@ -61,7 +61,7 @@ class Clues:
 
     @cached_property
     def capitals(self) -> bool:
-        """Whether there is a capital letter: names need one."""
+        """True if there is a capital letter: names need one."""
         return _CAPITAL.search(self.text) is not None
 
     @cached_property

@@ -116,12 +116,12 @@ def _phones(clues: Clues) -> Iterator[Finding]:
 
 
 def _is_another(clues: Clues, start: int, end: int) -> bool:
-    """Whether the words around a number say that it counts something or names an order."""
+    """True if the words around a number mark it as a count or an order number."""
     return counts(clues, end) or belongs_to_other(clues, start, end)
 
 
 def _exists(number: str, language: str) -> bool:
-    """Whether the number is valid in a country where the language is spoken."""
+    """True if the number is valid in a country where the language is spoken."""
     for region in _REGIONS[language]:
         try:
             if phonenumbers.is_valid_number(phonenumbers.parse(number, region)):

@@ -33,11 +33,11 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def is_fictional_word(word: str) -> bool:
-    """Whether a word is one of the invented names."""
+    """True if a word is one of the invented names."""
     return word.lower() in _ALL
 
 
 def is_fictional(text: str) -> bool:
-    """Whether the text consists of invented names, numbers and small words alone."""
+    """True if the text consists of invented names, numbers and small words alone."""
     words = [word.lower() for word in _WORD.findall(text)]
     return any(word in _ALL for word in words) and all(word in _ALL or word in _SMALL for word in words)

@@ -71,7 +71,7 @@ Span = tuple[int, int]
 
 
 class Kind(NamedTuple):
-    """What a key says of its value."""
+    """Kind of value that a key announces."""
 
     entity: str
     label: Label | None = None  # the form the value must have
@@ -80,7 +80,7 @@ class Kind(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def kinds_of(key: str) -> tuple[Kind, ...]:
-    """What the key may denote, the likeliest first: "passengerPassport" a passport, "account holder" an account or a name."""
+    """Kinds the key may denote, likeliest first: "passengerPassport" a passport, "account holder" an account or a name."""
     words = field_words(key)
     if _BIRTH.search(words):
         return (Kind(e.DATE_OF_BIRTH),)
@@ -128,7 +128,7 @@ def find_in_fields(clues: Clues) -> Iterator[Finding]:
 
 
 def _size(clues: Clues, kind: Kind, key: str, sign: re.Match[str]) -> int:
-    """How many characters after a key's sign are of its kind; 0: none."""
+    """Number of characters after a key's sign that are of its kind; 0: none."""
     text, start, quote = clues.text, sign.end(), sign["quote"]
     if kind.entity == e.PASSWORD:
         secret = _ANY_PASSWORD.match(text, start)
@@ -165,7 +165,7 @@ def _date(lower: str, start: int) -> re.Match[str] | None:
 
 
 def _is_name(kind: Kind, value: str, quoted: bool) -> bool:
-    """Whether a value may be the name of a person, a town or a street."""
+    """True if a value may be the name of a person, a town or a street."""
     words = lexicon()
     parts = [part for part in re.split(r"[\s+,.]+", value.lower()) if len(part) > 1]
     if kind.entity == e.STREET_ADDRESS:
@@ -226,7 +226,7 @@ def _cells(cell: re.Pattern[str], text: str, start: int, end: int) -> list[Span]
 
 
 def _heads(text: str, heads: Sequence[Span]) -> list[Kind | None]:
-    """What each column holds; empty if fewer than two are known, or a cell is too long for a header."""
+    """Kind of each column; empty if fewer than two are known, or a cell is too long for a header."""
     names = [text[start:end] for start, end in heads]
     if max(map(len, names)) > _LONGEST_KEY:
         return []
@@ -243,7 +243,7 @@ def _row(text: str, kinds: Sequence[Kind | None], cells: Sequence[Span]) -> Iter
 
 
 def _is_cell(kind: Kind, value: str) -> bool:
-    """Whether a cell could hold such a value."""
+    """True if a cell could hold a value of this kind."""
     digits, words = sum(map(str.isdigit, value)), len(value.split())
     if not 2 <= len(value) <= 120 or value.lower() in _EMPTY or value[0] in "<{[$%":
         return False

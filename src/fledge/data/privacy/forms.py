@@ -55,7 +55,7 @@ _VIN_DIGITS = str.maketrans("ABCDEFGHJKLMNPRSTUVWXYZ", "12345678123457923456789"
 
 
 def _is_vin(value: str) -> bool:
-    """Whether the ninth character is the check digit (ISO 3779, as in North America and China)."""
+    """True if the ninth character is the check digit (ISO 3779, as in North America and China)."""
     if value.isdigit() or value.isalpha():
         return False
     digits = [int(c.translate(_VIN_DIGITS)) for c in value]

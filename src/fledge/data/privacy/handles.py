@@ -86,7 +86,7 @@ def find_handles(clues: Clues) -> Iterator[Finding]:
 
 
 def _is_user_name(value: str, match: re.Match[str]) -> bool:
-    """Whether a word after "user name" is one: no word of the language, or with somebody's name in it."""
+    """True if the word after "user name" is one: not a word of the language, or one that contains a person's name."""
     words, lower = lexicon(), value.lower()
     parts = re.findall(r"[A-Z]?[a-zß-ÿ]{3,}", value)
     named = any(_is_name(part.lower()) for part in parts)

@@ -87,7 +87,7 @@ def find_labelled(clues: Clues) -> Iterator[Finding]:
 
 
 def fits(label: Label, value: str) -> bool:
-    """Whether a value has the form the label requires and isn't a date."""
+    """True if a value has the form the label requires and isn't a date."""
     compact = re.sub(r"[^0-9A-Z+]", "", value.upper())
     if label.value.fullmatch(compact) is None or _AMOUNT.fullmatch(value):
         return False
@@ -95,12 +95,12 @@ def fits(label: Label, value: str) -> bool:
 
 
 def counts(clues: Clues, end: int) -> bool:
-    """Whether the number that ends there is a count of something."""
+    """True if the number that ends there is a count of something."""
     return _UNIT.match(clues.lower, end) is not None
 
 
 def belongs_to_other(clues: Clues, start: int, end: int) -> bool:
-    """Whether the words around a number mark it as an order, an invoice, a version or similar."""
+    """True if the words around a number mark it as an order, an invoice, a version or similar."""
     return any(
         label.entity == OTHER and match.start() < end and start < match.end()
         for match, label in _labelled_values(clues)
@@ -173,7 +173,7 @@ def _topic(places: list[_Place], past: int, start: int) -> Label | None:
 
 
 def _same_again(folded: str, label: Label, past: int, value: re.Match[str]) -> bool:
-    """Whether a value without a label is another one of the previous kind: "X1234567 and Y7654321", "hers is Y76..."."""
+    """True if a value without a label is another of the previous kind: "X1234567 and Y7654321", "hers is Y76..."."""
     if _ENUMERATED.fullmatch(folded, past, value.start()):
         return True
     near = label.entity in _TOPICS and value.start() - past <= _REACH and fits(label, value[0])

@@ -1,4 +1,4 @@
-"""Which words are names, places or everyday words: Faker's name lists, GeoNames' cities, wordfreq's frequencies.
+"""Word lists of names, places and everyday words: Faker's name lists, GeoNames' cities, wordfreq's frequencies.
 
 All three packages are maintained or deliberately frozen, and none contains leaked personal data. Loaded once per
 process, in about a second.
@@ -58,7 +58,7 @@ class Lexicon:
     state_codes: frozenset[str]
 
     def is_given(self, word: str) -> bool:
-        """Whether a word is a given name in use, or every part of a hyphenated one is."""
+        """True if a word is a given name in use, or every part of a hyphenated one is."""
         return (
             word in self.given
             or ("-" in word and all(self.is_given(part) for part in word.split("-") if part))
@@ -66,7 +66,7 @@ class Lexicon:
         )
 
     def is_family(self, word: str) -> bool:
-        """Whether a word is a family name, or a part of a hyphenated one is."""
+        """True if a word is a family name, or a part of a hyphenated one is."""
         return (
             word in self.family
             or ("-" in word and any(self.is_family(part) for part in word.split("-")))
@@ -78,7 +78,7 @@ class Lexicon:
         return not word.isascii() and self.common.get(word, 0.0) < _ACCENTED
 
     def stands_alone(self, word: str) -> bool:
-        """Whether a word of a person's name denotes that person wherever it occurs again with a capital."""
+        """True if a word of a person's name denotes that person wherever it recurs with a capital."""
         return word not in self.common or (
             self.is_any_name(word)
             and not self.is_ambiguous_name(word)
@@ -87,7 +87,7 @@ class Lexicon:
         )
 
     def is_plain_given(self, word: str, frequent: float = 4.6) -> bool:
-        """Whether a word in lower case is a given name and hardly ever anything else."""
+        """True if a word in lower case is a given name and hardly ever anything else."""
         return (
             self.is_given(word)
             and not self.is_ambiguous_name(word)
@@ -96,25 +96,25 @@ class Lexicon:
         )
 
     def is_any_name(self, word: str) -> bool:
-        """Whether a word is on any list of names."""
+        """True if a word is on any list of names."""
         return self.is_given(word) or word in self.rare_given or self.is_family(word)
 
     def is_ambiguous_name(self, word: str) -> bool:
-        """Whether a name is also an everyday word."""
+        """True if a name is also an everyday word."""
         return word in COMMON_NAMES or (not word.isascii() and unaccented(word) in COMMON_NAMES)
 
     def is_word(self, word: str) -> bool:
-        """Whether it is an everyday word that isn't also a name."""
+        """True if the word is an everyday word that isn't also a name."""
         if word in COMMON_NAMES:
             return not (word in self.given or word in self.family)
         return word in self.common and not self.is_given(word) and not self.is_family(word)
 
     def is_everyday(self, word: str) -> bool:
-        """Whether a word is too frequent to be a family name where one is expected."""
+        """True if a word is too frequent to be a family name where one is expected."""
         return self.common.get(word, 0.0) >= _EVERYDAY and not self.is_any_name(word)
 
     def is_known_city(self, name: str) -> bool:
-        """Whether a city is recognised wherever its name occurs."""
+        """True if a city is recognised wherever its name occurs."""
         people = self.cities.get(name, 0)
         if people < _KNOWN or name in COMMON_PLACES:
             return False

@@ -68,7 +68,7 @@ def _in_run(clues: Clues, run: list[Token]) -> Iterator[Finding]:
 
 
 def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
-    """How sure it is that a name begins here; 0: none does."""
+    """Confidence that a name begins here; 0: none does."""
     words = lexicon()
     lead = next((token for token in run[at:] if not token.initial), None)  # J. R. Smith
     if lead is None or lead.word in NOT_NAMES or lead.word in NOBODY or lead.word in cues.SAINTS:
@@ -99,12 +99,12 @@ def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
 
 @lru_cache(maxsize=4)
 def _is_made_up(clues: Clues) -> bool:
-    """Whether it is a sum, a story or a question in which nobody speaks: "Mrs. Lopez has 24 eggs. How many ..."."""
+    """True if the text is a sum, a story or a question without first person: "Mrs. Lopez has 24 eggs. How many ..."."""
     return cues.MADE_UP.search(clues.lower) is not None and cues.SPEAKERS.search(clues.lower) is None
 
 
 def _size(clues: Clues, run: list[Token], at: int, cued: bool) -> int:
-    """How many tokens from `at` on belong to one name."""
+    """Number of tokens from `at` on that belong to one name."""
     words, size = lexicon(), 1
     given = run[at].initial or words.is_given(run[at].word) or run[at].word in words.rare_given
     while at + size < len(run) and size < 6:
@@ -124,7 +124,7 @@ def _size(clues: Clues, run: list[Token], at: int, cued: bool) -> int:
 
 
 def _stands_alone(clues: Clues, token: Token) -> bool:
-    """Whether a single word without a cue is a given name that is hardly ever anything else."""
+    """True if a single word without a cue is a given name that is hardly ever anything else."""
     text = clues.text[token.start : token.end]
     return (
         _is_listed(token.word)
@@ -135,7 +135,7 @@ def _stands_alone(clues: Clues, token: Token) -> bool:
 
 
 def _is_listed(word: str) -> bool:
-    """Whether a word is a given name and hardly ever anything else."""
+    """True if a word is a given name and hardly ever anything else."""
     words = lexicon()
     odd = word in words.rare_given and word not in words.common
     return (odd or words.is_given(word)) and not words.is_ambiguous_name(word)
@@ -148,7 +148,7 @@ def _is_a_thing(clues: Clues, start: int, end: int) -> bool:
 
 
 def _is_rare(clues: Clues, word: str) -> bool:
-    """Whether a word is rare enough to be a name where a name is expected: in German, nouns have capitals, too."""
+    """True if a word is rare enough to be a name where a name is expected: in German, nouns have capitals, too."""
     words = lexicon()
     return (
         len(word) > 2

@@ -186,7 +186,7 @@ class PrivacyOptions(BaseModel):
         return self.wanted - {entities.PERSON, entities.LOCATION, entities.ORGANIZATION}
 
     def fingerprint_parts(self) -> dict[str, Any]:
-        """What a stage's output depends on: everything except the number of processes, plus the rules' version.
+        """Options that a stage's output depends on: everything except the number of processes, plus the rules' version.
 
         Listed words may be private themselves, so they are represented by a checksum.
         """
@@ -195,5 +195,5 @@ class PrivacyOptions(BaseModel):
         return shown | {"lists": hashlib.sha256(lists.encode()).hexdigest(), "rules": RULES_VERSION}
 
     def applies(self, *, foreign: bool) -> bool:
-        """Whether texts are treated; `foreign`: written by people rather than by the target."""
+        """True if texts are treated; `foreign`: written by people rather than by the target."""
         return foreign if self.enabled is None else self.enabled

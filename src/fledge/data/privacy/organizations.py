@@ -42,7 +42,7 @@ _FIRMS = _firms()
 
 
 def ends_in_firm(lower: str, start: int, end: int) -> bool:
-    """Whether lower[start:end], with what precedes it, is a firm's name; `lower` is the text in lower case."""
+    """True if lower[start:end], with what precedes it, is a firm's name; `lower` is the text in lower case."""
     last = lower[start:end].split(" ")[-1]
     return any(
         lower.endswith(firm, 0, end) and not lower[max(0, end - len(firm) - 1) : end - len(firm)].isalnum()

@@ -182,7 +182,7 @@ def _odd(value: str) -> bool:
 
 
 def is_password(value: str, quoted: bool, symbol: bool) -> bool:
-    """Whether a word after "password is" is a password, and not prose ("is required") or code ("= input()")."""
+    """True if a word after "password is" is a password, and not prose ("is required") or code ("= input()")."""
     if len(value) < 4 or (_CODE.match(value) and not (quoted and len(value) >= 6)):
         return False
     if _ATTRIBUTE.fullmatch(value) and not quoted:
@@ -199,7 +199,7 @@ def is_password(value: str, quoted: bool, symbol: bool) -> bool:
 
 
 def is_code(value: str, symbol: bool) -> bool:
-    """Whether dotted words are an attribute or a host: "config.password", "example.com", but not "Futebol.KxeK"."""
+    """True if dotted words are an attribute or a host: "config.password", "example.com", but not "Futebol.KxeK"."""
     first, last = value.split(".")[0].lower(), value.split(".")[-1]
     if not symbol:  # after "is" there is little code
         return first in _OBJECTS or (value.islower() and len(last) < 4)

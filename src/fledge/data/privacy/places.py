@@ -90,14 +90,14 @@ def _towns(clues: Clues, cue: re.Match[str] | None) -> Iterator[Finding]:
 
 
 def _may_be_a_town(clues: Clues, name: str) -> bool:
-    """Whether an unlisted name may be a town's where one is expected: "New Tuttle", but not "Marketing"."""
+    """True if an unlisted name may be a town's where one is expected: "New Tuttle", but not "Marketing"."""
     words = [word for word in re.split(r"[ -]", name.lower()) if word not in _LISTS["prefix"]]
     plain = bool(words) and not lexicon().is_word(words[0]) and words[0] not in NOT_NAMES
     return plain and clues.language != "de"  # German nouns have capitals, too
 
 
 def _goes_on(rest: str) -> bool:
-    """Whether the words after a city make it a person's name or a firm's: "Paris Hilton", "Lima Ltd"."""
+    """True if the words after a city make it a person's name or a firm's: "Paris Hilton", "Lima Ltd"."""
     word = rest.split()[0] if rest.split() else ""
     return bool(word) and (lexicon().is_family(word) or word not in lexicon().common)
 

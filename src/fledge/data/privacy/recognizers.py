@@ -53,7 +53,7 @@ _RULES: tuple[tuple[Find, tuple[str, ...]], ...] = (
 
 
 def make_rules(options: PrivacyOptions) -> list[Find]:
-    """What has to look at every text: the rules the options need, the recipe's own, models and services."""
+    """Recognisers to run over every text: the rules the options need, the recipe's own, models and services."""
     rules = [find for find, kinds in _RULES if options.wanted.intersection(kinds)]
     rules += map(_pattern_rule, options.patterns)
     rules += map(_deny_rule, options.deny)

@@ -31,17 +31,17 @@ _RESERVED_MAC = re.compile(r"00005e0053[0-9a-f]{2}")
 
 
 def is_reserved_ip(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address is reserved for documentation."""
+    """True if an address is reserved for documentation."""
     return any(address in network for network in _NETWORKS)
 
 
 def is_placeholder(value: str) -> bool:
-    """Whether a value is a placeholder such as `<PERSON>`, `${TOKEN}` or `{{ name }}`."""
+    """True if a value is a placeholder such as `<PERSON>`, `${TOKEN}` or `{{ name }}`."""
     return _REDACTED.search(value) is not None or _VARIABLE.fullmatch(value.strip()) is not None
 
 
 def is_reserved(entity: str, value: str) -> bool:
-    """Whether a value is invented or reserved, and so not personal."""
+    """True if a value is invented or reserved, and so not personal."""
     if is_placeholder(value) or not value.strip():
         return True
     if entity in (e.PERSON, e.LOCATION, e.STREET_ADDRESS, e.ORGANIZATION):

@@ -82,6 +82,6 @@ def _looks_random(value: str) -> bool:
 
 
 def _varied(value: str, bits: float) -> bool:
-    """Whether the characters carry at least this many bits each (Shannon): words and fillers carry less than keys."""
+    """True if the characters carry at least this many bits each (Shannon): words and fillers carry less than keys."""
     counts = Counter(value)
     return -sum(n / len(value) * math.log2(n / len(value)) for n in counts.values()) >= bits

@@ -1,4 +1,4 @@
-"""Which of the sources' prompts are chosen: deduplicated, matched to traffic, mixed by weight, in bounded memory."""
+"""Selection of the sources' prompts: deduplicated, matched to traffic, mixed by weight, in bounded memory."""
 
 from fledge.data.selection.duplicates import DuplicateFinder
 from fledge.data.selection.matching import TrafficModel, distance

@@ -36,7 +36,7 @@ def features(texts: Sequence[str]) -> NDArray[np.int64]:
 
 
 class NgramCounts:
-    """How often each bucket occurs in a set of prompts."""
+    """Count of each bucket in a set of prompts."""
 
     def __init__(self) -> None:
         self.counts: Counts = np.zeros(BUCKETS)

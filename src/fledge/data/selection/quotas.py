@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def share_out(count: int, weights: Mapping[str, float], available: Mapping[str, int]) -> dict[str, int]:
-    """How many to take from each: by weight, at most what is available, with the remainder shared among the others.
+    """Number to take from each: by weight, at most what is available, with the remainder shared among the others.
 
     The result adds up to `count`, or to everything available. Fractions go to the largest remainders.
     """

@@ -143,7 +143,7 @@ def get(row: Any, name: str) -> Any:
 
 
 def is_given(value: Any) -> bool:
-    """Whether a cell holds anything."""
+    """True if a cell holds anything."""
     return bool(value) and value == value  # NaN stands for nothing in exports
 
 

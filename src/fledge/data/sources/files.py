@@ -103,7 +103,7 @@ class FileRows:
                 yield from _lines(file, parse=kind == "json")
 
     def _holds_lists(self, path: str) -> bool:
-        """Whether each line is a separate list: the first is complete, and more follow."""
+        """True if each line is a separate list: the first is complete, and more follow."""
         with self._open(path) as file:
             lines = (line for line in split_lines(file) if line is None or line.strip())
             try:
@@ -307,7 +307,7 @@ def _csv_text(file: IO[bytes]) -> Iterator[str]:
 
 
 def has_surrogate(text: str) -> bool:
-    """Whether the text contains half a character, which JSON allows (`"\\ud83d"`) and UTF-8 doesn't."""
+    """True if the text contains half a character, which JSON allows (`"\\ud83d"`) and UTF-8 doesn't."""
     return _HALVES.search(text) is not None
 
 

@@ -69,12 +69,12 @@ _WORDS = re.compile(r"\w")
 
 
 def has_markup(text: str) -> bool:
-    """Whether marks of turns are in the text: a known chat template's, or those of one that isn't known."""
+    """True if the text contains turn markers, of a known chat template or of an unknown one."""
     return any(mark["d"] is None for mark in MARK.finditer(text)) or has_unknown_marks(text)
 
 
 def has_unknown_marks(text: str) -> bool:
-    """Whether the same token marks the turns of a user and of somebody else."""
+    """True if one token marks the turns of a user and of another speaker alike."""
     if (mark := _ATTRIBUTE.match(text)) is not None:
         return _is_after_words(text, mark, rf"{re.escape(mark['tag'])}(?:{_OTHERS})\b")
     return any(_is_before_others(text, mark) for mark in _BEFORE.finditer(text)) or any(

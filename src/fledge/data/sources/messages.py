@@ -69,7 +69,7 @@ _JSON_OF_ANY_NUMBER = json.JSONDecoder(
 
 
 class ToolResult(NamedTuple):
-    """What a tool returned."""
+    """Result of a tool call."""
 
     name: str  # of the tool; empty if the log doesn't say
     content: str
@@ -77,7 +77,7 @@ class ToolResult(NamedTuple):
 
 @dataclass
 class Thread:
-    """What is kept of a conversation."""
+    """The part of a conversation that is kept."""
 
     turns: list[str] = field(default_factory=list)
     results: list[list[ToolResult]] = field(default_factory=list)  # after each turn
@@ -132,7 +132,7 @@ _CALL_ITEMS = ("function_call", "function_call_output")  # of OpenAI's responses
 
 
 def has_role(row: Any) -> bool:
-    """Whether it looks like a message: a role, known or not, and a content."""
+    """True if the row looks like a message: it has a content and a role, known or not."""
     if not isinstance(row, Mapping):
         return False
     return any(key in row for key in _ROLE_KEYS) or role_of(_inner(row)) is not None
@@ -209,12 +209,12 @@ def parsed(value: Any) -> Any:
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether it is a list and no text."""
+    """True if the value is a list and not a text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def is_texts(value: Any) -> TypeGuard[Sequence[str]]:
-    """Whether it is a list of texts that aren't empty."""
+    """True if the value is a list of non-empty texts."""
     return is_list(value) and len(value) > 0 and all(isinstance(text, str) for text in value)
 
 
@@ -338,7 +338,7 @@ def _returned(text: str) -> tuple[list[str], str]:
 
 
 def _result_in(part: Any) -> Mapping[str, Any] | None:
-    """What a tool returned, if a part of a content says so."""
+    """The tool result that a part of a content holds, if any."""
     if not isinstance(part, Mapping):
         return None
     if part.get("type") in _RESULT_TYPES:

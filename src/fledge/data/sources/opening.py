@@ -65,7 +65,7 @@ def open_source(options: SourceOptions) -> Source:
 
 
 class Source:
-    """What the prompts stage reads: rows and their shape."""
+    """A source of the prompts stage: rows and their shape."""
 
     def __init__(self, options: SourceOptions, rows: FileRows | HubRows, terms: Terms) -> None:
         self._options = options

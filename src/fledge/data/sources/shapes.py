@@ -136,7 +136,7 @@ def thread_of(row: Any) -> Any:
 
 
 def is_prompts_row(row: Any) -> bool:
-    """Whether it is certain that what stands in a row's columns is a user's."""
+    """True if the text in the row's columns is certain to be a user's."""
     return isinstance(row, Mapping) and any(isinstance(row.get(name), str) for name in _TEXTS[:6])
 
 
@@ -320,7 +320,7 @@ def _from_request(row: Any, field: str) -> UserTurns | str:
 def _requests(
     row: Any, outer: Mapping[str, Any], depth: int = 0
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """What may be the request, and all columns beside its messages; wrappers are opened, outermost first."""
+    """Candidates for the request, and all columns beside its messages; wrappers are opened, outermost first."""
     if is_list(row):
         yield {"messages": row}, {**outer, "messages": row}
     if not isinstance(row, Mapping):
@@ -341,7 +341,7 @@ def _requests(
 
 
 def _is_message(row: Any) -> bool:
-    """Whether the row is one message of a conversation whose others are in other rows."""
+    """True if the row is a single message of a conversation that spans several rows."""
     if not isinstance(row, Mapping) or role_of({k: v for k, v in row.items() if k != "type"}) is None:
         return False
     return any(isinstance(row.get(name), str) for name in _SPOKEN)

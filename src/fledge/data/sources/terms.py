@@ -24,7 +24,7 @@ _NO_COMPETE = re.compile(
 
 @dataclass(frozen=True)
 class Terms:
-    """What is known about a source's terms, which allow training."""
+    """Known terms of a source; all of them allow training."""
 
     licence: str
     declared_by: str  # "licence" or "recipe"

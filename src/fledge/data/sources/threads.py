@@ -27,7 +27,7 @@ NOW = ("message", "user_message", "current_message", "new_message", "last_messag
 
 
 def is_history(name: Any) -> bool:
-    """Whether a column of this name holds what was said before the row's own turn."""
+    """True if a column of this name holds what was said before the row's own turn."""
     return isinstance(name, str) and _HISTORY.fullmatch(name) is not None
 
 

@@ -157,7 +157,7 @@ def _from_speakers(text: str, is_prompt: bool) -> list[dict[str, Any]] | str | N
 
 
 def _take_turns(marks: list[_Mark], body: str) -> bool:
-    """Whether users and others speak in turns, two names in all."""
+    """True if exactly two names, a user's and another, take turns."""
     spoken = [mark for mark in marks if mark.role not in ("system", "tool")]
     if not spoken or len({mark.name for mark in spoken}) > 2:
         return False  # fields of a form, such as a problem, a query and a solution

@@ -1,4 +1,4 @@
-"""What a round asks of whatever proposes tokens: `Drafter`, and the `Candidates` that it proposes."""
+"""Interface between a round and whatever proposes tokens: `Drafter`, and the `Candidates` that it proposes."""
 
 from __future__ import annotations
 

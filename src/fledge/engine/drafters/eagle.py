@@ -44,7 +44,7 @@ from fledge.target.batch import PADDING_PAGE, ForwardBatch
 
 
 class HeadSizes(NamedTuple):
-    """How large a head's tensors are."""
+    """Sizes of a head's tensors."""
 
     rows: int  # most requests that run at once
     pages: int  # most pages one request can own
@@ -102,7 +102,7 @@ class Eagle(Drafter):
         self.restarted = [False] * rows  # rows whose head's KV has a gap before its head_start
 
     def view(self, size: int) -> HeadState:
-        """What is carried for the first `size` rows."""
+        """State carried for the first `size` rows."""
         view = self._views.get(size)
         if view is None:
             view = self._views[size] = HeadState(*(tensor[:size] for tensor in self._state))

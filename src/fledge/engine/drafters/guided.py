@@ -23,7 +23,7 @@ _MOST_FORBIDDEN = 0.99  # of the head's probability: what is left isn't certain 
 
 
 def guided(followers: Mapping[int, Follower]) -> GuidedDrafts | None:
-    """What keeps a round's drafts within the grammars; None if no request has one."""
+    """Filter that keeps a round's drafts within the grammars; None if no request has one."""
     return GuidedDrafts(followers) if followers else None
 
 
@@ -37,7 +37,7 @@ class GuidedDrafts:
         self._paths: dict[int, list[list[int]]] = {row: [[]] for row in followers}
 
     def proposal(self, lookup: Proposal) -> Proposal:
-        """What prompt lookup proposes, as far as the grammar allows it, then the tokens that the grammar forces next.
+        """Prompt lookup's proposal, cut where the grammar forbids it, then the tokens that the grammar forces next.
 
         Where tokens are forced right now, those alone.
         """

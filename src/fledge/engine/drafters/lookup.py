@@ -42,7 +42,7 @@ class Lookup(Drafter):
 
 
 def proposal(batch: RunningBatch, selection: SelectionRows, plan: RoundPlan, tokens: int) -> Proposal:
-    """What prompt lookup proposes, and for structured outputs the tokens that the grammar forces."""
+    """Prompt lookup's proposal and, for structured outputs, the tokens that the grammar forces."""
     now, guide = batch.view(), guided(selection.followers())
     found = find(batch.history(), now.length, tokens, plan.match_rates.log_rates(batch.device))
     return found if guide is None else guide.proposal(found)

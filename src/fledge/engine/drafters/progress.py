@@ -1,4 +1,4 @@
-"""How much of a request a drafter's own KV holds, as far as the host knows: what the prefix cache may offer of it."""
+"""Extent of a request in a drafter's own KV, as far as the host knows: the part that the prefix cache may offer."""
 
 from __future__ import annotations
 

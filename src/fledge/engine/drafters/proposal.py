@@ -1,4 +1,4 @@
-"""What prompt lookup proposes, and how often such tokens were right."""
+"""Prompt lookup's proposals, and the observed accuracy of such tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_SEEN = 200.0  # cap on the effective sample size, so old observations deca
 
 
 class Proposal(NamedTuple):
-    """What prompt lookup proposes: M tokens for each of B requests."""
+    """Prompt lookup's proposal: M tokens for each of B requests."""
 
     token_ids: Tensor  # [B, M] int64; -1 throughout where nothing repeats
     log_probs: Tensor  # [B, M] float32, each token's given those before it; -inf where there is none
@@ -26,7 +26,7 @@ class Proposal(NamedTuple):
 
 
 class MatchRates:
-    """How often a match of length 1 .. LONGEST goes on as before."""
+    """Rates at which a match of length 1 .. LONGEST continues as before."""
 
     def __init__(self) -> None:
         self._seen = [_PRIOR_SEEN] * LONGEST

@@ -1,4 +1,4 @@
-"""How much to speculate in the next round: not at all, or how deep, how wide and with how many nodes.
+"""The amount of speculation in the next round: none, or a tree's depth, width and number of nodes.
 
 A serving engine earns tokens and spends seconds. Let mu be the tokens per second it earns at the present batch size.
 Then anything that takes t seconds has to bring more than mu * t tokens, or the time is better spent otherwise (renewal

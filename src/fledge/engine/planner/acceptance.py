@@ -1,4 +1,4 @@
-"""How many drafted tokens will be accepted: the head's probabilities, calibrated, and averages of them.
+"""Prediction of accepted tokens: the head's probabilities, calibrated, and averages of them.
 
 A node's cumulative probability is the head's estimate that the node is accepted. Heads are over- or underconfident,
 and more so the deeper they feed on their own output, so each depth has its own factor:

@@ -1,4 +1,4 @@
-"""What a round costs: forwards timed by their rows when an engine starts, and corrected by every round it serves.
+"""Cost of a round: forwards timed by their rows when an engine starts, and corrected by every round it serves.
 
 For B requests, with T(n) the seconds of a target forward over n rows and H(n) those of the head, a round is predicted
 to take
@@ -88,7 +88,7 @@ class CostModel:
         return verify + self.head_seconds(requests, shape, levels)
 
     def head_seconds(self, requests: int, shape: TreeShape, levels: int | None = None) -> float:
-        """What the head takes of it: draft steps, extend."""
+        """The head's seconds of such a round: draft steps and extend."""
         return sum(times * self.head.at(size) for size, times in head_forwards(requests, shape, levels))
 
     def plain_seconds(self, requests: int) -> float:

@@ -38,7 +38,7 @@ class Kind(IntEnum):
 
 
 class Terms(NamedTuple):
-    """What a plan decides by, in numbers. Costs are in tokens: price * seconds."""
+    """Numbers that a plan decides by. Costs are in tokens: price * seconds."""
 
     calibration: list[float]  # by depth
     next_levels: list[float]  # share by depth
@@ -49,7 +49,7 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """How large a round's trees may get, and what is decided while they grow."""
+    """Limits of a round's trees, and the terms for decisions made while they grow."""
 
     bound: TreeShape
     match_rates: MatchRates = field(default_factory=MatchRates)  # what proposals of prompt lookup are worth

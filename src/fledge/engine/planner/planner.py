@@ -1,4 +1,4 @@
-"""Which way the next round decodes: plainly, with prompt lookup alone, or with the head.
+"""Choice of the next round's kind: plain, prompt lookup alone, or the head.
 
 At every batch size one of the three is the rule: the one with the most tokens per second (`speed.py`). The others are
 tried now and then, since nothing is learnt about what isn't used, and tried early whatever the estimates say:
@@ -70,10 +70,10 @@ class Planner(Protocol):
         """The plan of the next round. `behind`: positions the head has to catch up on first."""
 
     def pays(self, requests: int) -> bool:
-        """Whether to run prompts through the head because it is about to draft at this batch size."""
+        """True if prompts should run through the head because it is about to draft at this batch size."""
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
-        """Whether to run `tokens` of a prompt again for the head, which hasn't seen them.
+        """True if `tokens` of a prompt should run again for the head, which hasn't seen them.
 
         `answer`: the most tokens still to come. A head that starts after them drafts worse; at worst everything that
         speculation saves is lost.
@@ -98,7 +98,7 @@ class FixedPlanner:
         return self._plan
 
     def pays(self, requests: int) -> bool:
-        """Whether the tree isn't PLAIN."""
+        """True if the tree isn't PLAIN."""
         return self._plan.kind is not Kind.PLAIN
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
@@ -179,12 +179,12 @@ class AdaptivePlanner:
         return self._plan(tried, requests, _HOPE if first else 1.0)
 
     def pays(self, requests: int) -> bool:
-        """Whether the head is the rule at this batch size, or about to be tried."""
+        """True if the head is the rule at this batch size, or about to be tried."""
         size = self._size(requests)
         return size.rule == Kind.HEAD or size.ways[Kind.HEAD].wait <= _FIRST_WAIT
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
-        """Whether `tokens` of a prompt are worth running again for the head (see `Planner`)."""
+        """True if `tokens` of a prompt are worth running again for the head (see `Planner`)."""
         target, speed = self.speeds.costs.model.target, self.speeds
         head, others = speed.gain(Kind.HEAD, requests), max(speed.gain(k, requests) for k in self._kinds[1:])
         if head * _ENTER[Kind.HEAD] < others:
@@ -274,7 +274,7 @@ class AdaptivePlanner:
         return None
 
     def _worth_a_try(self, size: _Size, kind: Kind, requests: int, behind: Callable[[], int]) -> bool:
-        """Whether trying a kind that is due would tell anything new, and the credit covers it."""
+        """True if a trial of this kind would yield new information and the credit covers it."""
         way = size.ways[kind]
         settled = kind != Kind.HEAD and way.rounds > _KNOWN
         if settled and self.speeds.gain(size.rule, requests) > _FAR_AHEAD:
@@ -285,7 +285,7 @@ class AdaptivePlanner:
         return catching_up <= (self._credit - 1.0 if way.wait else _LATEST)
 
     def _catch_up_rounds(self, requests: int, behind: Callable[[], int]) -> float:
-        """How many plain rounds the head's catching up takes."""
+        """Cost of the head's catching up, in plain rounds."""
         positions, speeds = behind(), self.speeds
         return speeds.costs.model.head.at(positions) * speeds.plain(requests) / requests if positions else 0.0
 

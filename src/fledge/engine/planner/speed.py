@@ -1,4 +1,4 @@
-"""How many tokens per second plain decode, prompt lookup alone and speculation with the head bring.
+"""Throughput of plain decode, prompt lookup alone and speculation with the head, in tokens per second.
 
 All seconds here are at the machine's usual pace (`cost.py`), so that a slow spell counts neither for nor against the
 kind of round that met it. A kind's gain over plain decode is what renewal reward asks for, tokens over seconds:
@@ -112,7 +112,7 @@ class Speeds:
         return sums.tokens / max(sums.seconds, 1e-9) / promised
 
     def promise(self, requests: int) -> Promise:
-        """What the best tree promises at this batch size, or was found to at one that shares its sums."""
+        """Prediction for the best tree at this batch size, or at the one first searched in its group."""
         group = group_of(requests)
         if group not in self._promises:
             self._promises[group] = self._search(requests)

@@ -60,7 +60,7 @@ _MOST_ROWS = 512
 
 
 class RoundKey(NamedTuple):
-    """What a recorded round's kernels depend on."""
+    """Key of a recorded round: everything its kernels depend on."""
 
     requests: int  # padding included
     shape: TreeShape
@@ -75,7 +75,7 @@ class Recording(NamedTuple, Generic[T]):
 
 
 class Recorder(Protocol):
-    """How kernels are recorded."""
+    """Interface for recording kernels."""
 
     def record(self, work: Callable[[], T]) -> Recording[T]:
         """Note what `work` launches, without running it. Raises if it reads a value or writes one from the host."""
@@ -195,7 +195,7 @@ class GraphRound:
         return done
 
     def _key(self, plan: RoundPlan) -> RoundKey | None:
-        """What has to be recorded for this round; None: it can't be."""
+        """Key of the recording that this round needs; None: it can't be recorded."""
         rows = next((rows for rows in self._batches if rows >= self.batch.size), None)
         choice = self._selection.choice
         return None if rows is None or choice is None else RoundKey(rows, plan.bound, choice)

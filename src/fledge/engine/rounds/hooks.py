@@ -1,4 +1,4 @@
-"""What Python does in the midst of a native round: calls that C++ makes between its own steps (`Hooks` in round.h).
+"""Callbacks from a native round into Python: calls that C++ makes between its own steps (`Hooks` in round.h).
 
     draft   -> allow     between levels: what a grammar forbids isn't drafted (structured outputs)
     verify  -> verify    the target's forward with what is done with logits: penalties, bias, log probabilities, masks
@@ -87,7 +87,7 @@ class RoundHooks:
         scores.copy_(guide.kept(_ids(children, size * topk, topk), scores))
 
     def _guide_lookup(self, guide: GuidedDrafts) -> None:
-        """What prompt lookup proposes, as far as the grammar allows it, and what the grammar forces."""
+        """Propose prompt lookup's tokens as far as the grammar allows them, and the tokens that the grammar forces."""
         if self._draft.proposal is not None:
             for old, new in zip(self._draft.proposal, guide.proposal(self._draft.proposal), strict=True):
                 old.copy_(new)

@@ -119,7 +119,7 @@ class NativeRound:
         )  # fmt: skip
 
     def _view(self) -> abi.CarriedState:
-        """What is carried for the running requests, as the kernels read it."""
+        """State carried for the running requests, as the kernels read it."""
         size = self.batch.size
         if size not in self._carried:
             now, drafter = self.batch.view(), self.drafter

@@ -1,4 +1,4 @@
-"""What a round hands to the loop, whichever backend ran it: `RoundResult`."""
+"""Result of a round, whichever backend ran it: `RoundResult`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Drafted(NamedTuple):
 
 
 class RoundResult(NamedTuple):
-    """What the host gets of a round of B requests."""
+    """The host's result of a round of B requests."""
 
     emitted: Tensor  # [B, 1 + W] int64: how many tokens each request emits, then the tokens
     logprobs: PathLogprobs | None  # of those requests that want them

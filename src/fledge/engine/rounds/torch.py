@@ -36,7 +36,7 @@ from fledge.engine.shapes import PLAIN
 
 
 class Verifying(Protocol):
-    """What a round asks of the target; `verifier.py` has it."""
+    """Interface of the target that a round uses; implemented in `verifier.py`."""
 
     def verify(self, now: Carried, tree: DraftTree, *, chain: bool, features: bool) -> Verified:
         """One forward over the trees' B * N nodes, each of which chooses the next token."""

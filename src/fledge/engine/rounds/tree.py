@@ -1,4 +1,4 @@
-"""What the target says about a tree, and the path that is accepted."""
+"""The target's verdict on a tree, and the accepted path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fledge.draft.tree import DraftTree
 
 
 class Verified(NamedTuple):
-    """What the target says about R rows."""
+    """The target's outputs for R rows."""
 
     chosen: Tensor  # [R] int64, the token after each row
     features: Tensor | None  # [R, 3 * Ht]

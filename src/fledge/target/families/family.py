@@ -1,4 +1,4 @@
-"""What fledge is told of an architecture: how its config.json and its tensors differ from Llama's."""
+"""Description of an architecture: how its config.json and its tensors differ from Llama's."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Family:
     read_experts: Callable[[TensorSource, str, ExpertsConfig, int], ExpertWeights] = read_each_expert
 
     def config_name(self, name: str) -> str:
-        """What config.json calls a field of Llama's."""
+        """Name in config.json of a field of Llama's."""
         return self.config_names.get(name, name)
 
     def rename(self, raw: Fields) -> dict[str, Any]:

@@ -12,7 +12,7 @@ _RELATIVES = {"Gemma3": gemma3, "Llama4": llama4, "Qwen3": qwen3, "SmolLM3": smo
 
 
 def undecoded(architecture: str) -> Family:
-    """What embedding, last norm and lm_head of such an architecture are read with, and its revision is made of."""
+    """Family for reading the embedding, last norm and lm_head of an undecoded architecture, and for its revision."""
     relatives = [module.FAMILY for start, module in _RELATIVES.items() if architecture.startswith(start)]
     return Family(
         (),
