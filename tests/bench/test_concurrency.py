@@ -30,13 +30,13 @@ def prompts_of(target: Target, count: int) -> list[list[int]]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[Engine, list[int]]:
     """By engine, in the order of their first requests: the lengths of the answers it was asked for."""
-    lengths: dict[int, list[int]] = {}
+    lengths: dict[Engine, list[int]] = {}  # not by id, which a later engine may have again
     submit = Engine.submit
 
     def recording(self: Engine, prompt: list[int], params: SamplingParams, **rest: object) -> int:
-        lengths.setdefault(id(self), []).append(params.max_tokens)
+        lengths.setdefault(self, []).append(params.max_tokens)
         return submit(self, prompt, params, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "submit", recording)
@@ -44,7 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 
 
 def test_the_sweep_and_the_ratios_ask_every_engine_for_the_same_answers_of_different_lengths(
-    target: Target, head: Head, asked: dict[int, list[int]]
+    target: Target, head: Head, asked: dict[Engine, list[int]]
 ) -> None:
     options = BenchOptions(
         own_prompts=3, max_tokens=2, repeats=1, warmup=0, samples=0, cost_repeats=0, bandwidth=False,

@@ -6,7 +6,6 @@ import json
 import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,7 +204,7 @@ def test_the_tokens_of_each_chunk_are_asked_for_where_the_server_knows_how() -> 
     chunks = ("--first-chunk", "5", "--per-chunk", "4", "--itl-ms", "30")
     with fakes(known=chunks, refused=(*chunks, "--refuse-counts")) as servers:
         result = run_load(servers, WORKLOAD, options)
-        told = run_load({"known": servers["known"]}, WORKLOAD, replace(options, token_counts=False))
+        told = run_load({"known": servers["known"]}, WORKLOAD, options.changed(token_counts=False))
     one, other = result.rows
     assert (one["failed"], other["failed"]) == (0, 0)
     assert (one["itl_basis"], other["itl_basis"]) == ("tokens", "chunks")

@@ -89,15 +89,16 @@ def test_what_the_head_has_to_catch_up_on_is_part_of_what_a_try_costs() -> None:
     def tries(late: int) -> int:
         one = planner()
         serve(one, 16, 200, 1e-4, claimed=2e-3)
-        plans, size = 0, 16
+        plans, size, rng = 0, 16, np.random.default_rng(1)
         for _ in range(3000):
             plan = one.choose(size, behind=partial(int, late))
             plans += plan.kind is not Kind.PLAIN
-            caught_up = COST.head.at(late) if plan.kind is not Kind.PLAIN else 0.0
+            caught_up, trees = 0.0, plain_drafts(size)
+            if plan.kind is Kind.HEAD:
+                caught_up = COST.head.at(late)
+                trees = draft(plan, [Moment(1.0, 1e-4, 2e-3)] * size, rng).trees
             one.learn(
-                FinishedRound(
-                    plan, plain_drafts(size), None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0
-                )
+                FinishedRound(plan, trees, None, [()] * size, [0] * size, 0.012 + caught_up, caught_up, 0.0)
             )
         return plans
 

@@ -36,7 +36,7 @@ def target(tiny_target_folder: Path) -> Target:
 
 def options(folder: Path, **more: object) -> LearnOptions:
     quick: dict[str, object] = {
-        "memory": 16 << 20,
+        "memory_mb": 16,
         "heldout": 0.25,
         "heldout_tokens": 1000,
         "start_tokens": 500,

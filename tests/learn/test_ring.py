@@ -15,7 +15,11 @@ BYTES = TOKENS * (4 + 1 + 4 + 2 * 4 * WIDTH)
 def ring_of(memory: int, heldout: float, heldout_tokens: int, passes: float = 8.0) -> Ring:
     return Ring(
         LearnOptions(
-            folder="none", memory=memory, heldout=heldout, heldout_tokens=heldout_tokens, passes=passes
+            folder="none",
+            memory_mb=memory / 2**20,
+            heldout=heldout,
+            heldout_tokens=heldout_tokens,
+            passes=passes,
         )
     )
 

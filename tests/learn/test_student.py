@@ -73,7 +73,7 @@ def traffic(target: Target, seed: int, group: str = "a", **setting: float) -> li
 
 
 def student(target: Target, samples: Sequence[FeatureSample], **more: float) -> tuple[Student, Ring]:
-    quick = {"memory": 1 << 24, "start_tokens": 100, "heldout": 0.4, "heldout_tokens": 1000, "passes": 1000.0}
+    quick = {"memory_mb": 16, "start_tokens": 100, "heldout": 0.4, "heldout_tokens": 1000, "passes": 1000.0}
     quick["average"] = 0.8
     options = LearnOptions(folder="none", train=TRAIN, **{**quick, **more})  # type: ignore[arg-type]
     ring = Ring(options)
@@ -199,7 +199,7 @@ def test_when_traffic_changes_half_way_it_learns_the_new_one(target: Target) -> 
     morning, afternoon = traffic(target, seed=1), traffic(target, seed=2)
     # Room for as many conversations as come in half a day.
     size = sum(t.numel() * t.element_size() for t in (morning[0].features, morning[0].hidden))
-    learning, ring = student(target, morning, memory=max(len(morning) * size, 1 << 20))
+    learning, ring = student(target, morning, memory_mb=max(len(morning) * size / 2**20, 1))
     at_first = train(learning, 40).tau[1]
     learning.accept()
     for sample in afternoon * (2 * ring.limit // (size * len(afternoon))):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import httpx2 as httpx
 import openai
@@ -129,6 +129,6 @@ def options() -> Callable[..., ServerOptions]:
     """The tests' options with changes."""
 
     def change(**changes: object) -> ServerOptions:
-        return replace(OPTIONS, **changes)  # type: ignore[arg-type]
+        return OPTIONS.changed(**changes)
 
     return change

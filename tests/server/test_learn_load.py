@@ -26,7 +26,7 @@ ROOM = 48 << 20
 def test_no_answer_is_wrong_or_lost_and_memory_stays_flat(tiny_target_folder: Path, tmp_path: Path) -> None:
     target, rng = Target.load(str(tiny_target_folder), backend="native"), random.Random(0)
     prompts = [[rng.randrange(6, 512) for _ in range(rng.randint(4, 30))] for _ in range(PROMPTS)]
-    learning = Learning(target, options(tmp_path, share=0.5, memory=8 << 20, measure_every=10))
+    learning = Learning(target, options(tmp_path, share=0.5, memory_mb=8, measure_every=10))
     engine = Engine(target, learning.head, max_batch=AT_ONCE, max_context=128, recorder=learning)
     with running(engine) as server:
         free = server.free_pages

@@ -16,7 +16,7 @@ from fledge.base.errors import FledgeError, TargetError
 from fledge.engine import Engine
 from fledge.run.folder import Run
 from fledge.run.recipe import Recipe
-from fledge.target import DecoderConfig, Target
+from fledge.target import Target
 from fledge.target.revision import _shape
 from tests.target.paging import logits_of, make_batch, scattered_pages
 from tests.tiny import CHATML, TinyShape, save_tiny_target
@@ -173,10 +173,3 @@ def test_a_field_that_a_plain_target_leaves_empty_changes_no_revision(tiny_targe
         "tie_word_embeddings", "vocab_size",
     ]  # fmt: skip
     assert _shape(target.with_feature_layers((0, 2, 6)).config) == _shape(target.config)
-
-
-def test_a_field_of_experts_that_a_target_leaves_empty_changes_no_revision(tmp_path: Path) -> None:
-    folder = save_tiny_target(tmp_path, "MixtralForCausalLM", shape=TinyShape(layers=2, tied=False))
-    assert sorted(_shape(DecoderConfig.from_folder(folder))["experts"]) == [
-        "count", "dense_size", "intermediate_size", "layers", "per_token", "routing", "shared_size",
-    ]  # fmt: skip
