@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,18 @@ def test_shards_read_as_the_single_file(tmp_path: Path) -> None:
     one, many = (load_weights(folder, config, torch.bfloat16) for folder in (single, sharded))
     assert torch.equal(one.lm_head, many.lm_head)
     assert all(torch.equal(a.qkv, b.qkv) for a, b in zip(one.layers, many.layers, strict=True))
+
+
+def test_a_loop_over_the_layers_holds_one_at_a_time(tiny_target_folder: Path) -> None:
+    """All layers beside their packed copies would take twice a model's memory while it is loaded."""
+    weights = load_weights(tiny_target_folder, DecoderConfig.from_folder(tiny_target_folder), torch.bfloat16)
+    seen: list[weakref.ref[torch.Tensor]] = []
+    for layer in weights.layers:
+        assert sum(one() is not None for one in seen) <= 1  # the last one, until `layer` is bound again
+        seen.append(weakref.ref(layer.qkv))
+    assert len(seen) == len(weights.layers) == 8
+    assert torch.equal(weights.layers[-1].qkv, weights.layers[7].qkv)
+    assert len(weights.layers[2:4]) == 2
 
 
 def test_fused_rows_are_query_key_value_and_gate_up(tiny_target_folder: Path) -> None:

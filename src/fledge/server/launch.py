@@ -124,8 +124,12 @@ def memory_line(engine: Engine) -> str:
 
 
 def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -> None:
-    """Raise a ServerError if the target's weights alone don't fit in `available` bytes."""
-    needed = bytes_per_weight * config.weight_count
+    """Raise a ServerError if the target's weights alone don't fit in `available` bytes.
+
+    The CPU kernels also keep a packed lm_head beside a tied embedding, and a copy in 8 bits to screen with.
+    """
+    lm_head = config.vocab_size * config.hidden_size
+    needed = bytes_per_weight * (config.weight_count + lm_head * config.tie_word_embeddings) + lm_head
     if needed > available:
         raise ServerError(
             f"the target's weights take {needed / 2**30:.1f} GiB, but only {available / 2**30:.1f} GiB of memory are "

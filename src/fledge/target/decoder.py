@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,7 +35,7 @@ class TorchDecoder:
         self.page_size = page_size
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        self._weights = weights
+        self._weights = replace(weights, layers=list(weights.layers))
         positions = config.max_position_embeddings + MOST_NODES  # with the window of the last round
         self._angles = self._on_device(rope_table(config, positions))
         own = window_rope_table(config, positions)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -66,7 +68,27 @@ class EndWeights:
 class DecoderWeights(EndWeights):
     """All weights of a target."""
 
-    layers: list[LayerWeights]
+    layers: Sequence[LayerWeights]
+
+
+class LayerReader(Sequence[LayerWeights]):
+    """A target's layers, each read from its file when it is used: a loop over them holds one at a time."""
+
+    def __init__(self, source: TensorSource, config: DecoderConfig, family: Family) -> None:
+        self._source, self._config, self._family = source, config, family
+
+    def __len__(self) -> int:
+        return self._config.num_layers
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LayerWeights]: ...
+    def __getitem__(self, index: int | slice) -> LayerWeights | list[LayerWeights]:
+        numbers = range(len(self))[index]
+        if isinstance(numbers, range):
+            return [_read_layer(self._source, self._config, self._family, number) for number in numbers]
+        return _read_layer(self._source, self._config, self._family, numbers)
 
 
 def load_ends(
@@ -118,12 +140,11 @@ def load_weights(
     device: torch.device | str = "cpu",
     ends: EndWeights | None = None,
 ) -> DecoderWeights:
-    """Read and fuse the weights of an HF folder, cast to `dtype`; `ends`: those that are read already."""
+    """The weights of an HF folder, cast to `dtype` and fused, layers as they are used; `ends`: read already."""
     ends = ends or load_ends(folder, config, dtype, device)
     family = families.find(config.architecture)
     source = TensorSource(folder, family.tensor_names, dtype, device)
-    layers = [_read_layer(source, config, family, index) for index in range(config.num_layers)]
-    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
+    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, LayerReader(source, config, family))
 
 
 def _read_norm(source: TensorSource, family: Family, name: str, size: int) -> Tensor:
