@@ -151,7 +151,7 @@ def _lost(named: Mapping[str, Tensor]) -> Iterator[Defect]:
 
 
 def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterator[Defect]:
-    """True if d2t contains ascending offsets and agrees with t2d."""
+    """Check that d2t contains ascending offsets and agrees with t2d."""
     d2t, t2d, lm_head = named.get("d2t"), named.get("t2d"), named.get("lm_head.weight")
     if d2t is None:
         if lm_head is not None and lm_head.shape[0] != vocab_size:

@@ -161,7 +161,7 @@ class Probe:
         return Score(float(found[:, 0].float().mean()), largest, _log_probs(out.log_probs, found))
 
     def _rows(self, head: Head) -> Iterator[Defect]:
-        """True if rows of the head's lm_head resemble other tokens' rows of the target's."""
+        """Check that rows of the head's lm_head don't resemble the target's rows of other tokens."""
         if head.config.hidden_size != head.config.target_hidden_size:
             return
         count, ids = head.config.draft_vocab_size, head.vocabulary.token_ids

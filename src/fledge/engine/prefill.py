@@ -143,7 +143,7 @@ class Prefill:
 
 
 def _score_prompt(target: TargetForward, chunk: PrefillChunk) -> None:
-    """Log probabilities of the prompt's tokens behind a chunk's rows, by a forward of their own.
+    """Log probabilities of the prompt's tokens after a chunk's rows, by a forward of their own.
 
     It writes the same KV as the chunk's. Pieces of rows keep the logits [n, V] of a large vocabulary small.
     """

@@ -65,7 +65,7 @@ class Scheduler:
         self.preemptions = 0
         self.hit_tokens = 0  # tokens that needn't be prefilled because the prefix cache had them
         self._overtaken = False  # the oldest prompt had no rows in the last forward
-        self._held = 0  # rounds newcomers have been waiting for company
+        self._held = 0  # rounds that a lone prefill has been delayed
 
     @property
     def busy(self) -> bool:
@@ -106,7 +106,7 @@ class Scheduler:
     def schedule_decode(self, *, preempt: bool) -> bool:
         """Give each running request room for one window; if the pool is full, the youngest make room.
 
-        Without `preempt` nobody does: the answer is False if the pool is full. With it nothing may be in flight.
+        Without `preempt` none does: the answer is False if the pool is full. With it nothing may be in flight.
         """
         for request in [r for r in self.running if len(r.pages) * self.pool.page_size < self._needs(r)]:
             while request.row >= 0 and not self._reserve(request):

@@ -76,7 +76,7 @@ class Gate:
             self._record(scope, visit)
 
     def _check(self, scope: Scope, visit: _Visit) -> None:
-        """Raise an ApiError for requests without a key, and for those that look like somebody's attack.
+        """Raise an ApiError for requests without a key, and for those that look like an attack.
 
         Two lengths of a body, which servers in a row may read as different requests (RFC 9112, 6.1); a content type
         that only a web page's form sends; and without keys a domain name that leads here (DNS rebinding).
