@@ -19,8 +19,8 @@ from fledge.target.config import are_three_layers
 from fledge.target.rope_fields import read_rope
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
-_NEGATIVE = 0.3  # share of a norm's values
-_ZERO_ROWS = 0.01  # share of a matrix' rows
+_NEGATIVE = 0.3  # largest share of negative values in a trained norm
+_ZERO_ROWS = 0.01  # largest share of all-zero rows in a trained matrix
 
 
 def file_findings(

@@ -23,7 +23,7 @@ from torch import Tensor
 from fledge.base.device import HostTable, write
 from fledge.target.batch import PADDING_PAGE
 
-_SHORTEST_HISTORY = 256  # tokens that are looked at anyway, so that there are few shapes
+_SHORTEST_HISTORY = 256  # minimum tokens that lookup searches, so that there are few shapes
 
 
 class Member(Protocol):

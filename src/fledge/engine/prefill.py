@@ -27,7 +27,7 @@ from fledge.engine.request import Request
 from fledge.engine.selection import request_selection
 from fledge.target.batch import PADDING_PAGE, ForwardBatch
 
-_SCORED_ROWS = 128
+_SCORED_ROWS = 128  # rows per forward for a prompt's log probabilities
 
 
 class PrefillChunk(NamedTuple):

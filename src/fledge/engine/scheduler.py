@@ -20,15 +20,14 @@ from fledge.engine.prefill import PrefillChunk
 from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
 
-_NEWCOMERS_SHARE = (
-    16  # hold a lone prefill until max_batch/16 requests are ready; inactive for max_batch < 32
-)
-_NEARLY_FULL = 0.75
+# A lone prefill is held until max_batch / 16 requests are ready; inactive for max_batch < 32.
+_NEWCOMERS_SHARE = 16
+_NEARLY_FULL = 0.75  # share of max_batch running from which a lone prefill is held
 _SHORT = 0.25  # a prompt of at most this share of a forward's rows doesn't wait for a full forward
 _NO_MATTER = 256  # tokens: long prompts are ordered by length in buckets of this size, then by age
-_PATIENCE_ROUNDS = 6
-# Tokens another prompt is just writing that a newcomer would otherwise write again: to run them takes a CPU longer than
-# the extra forward the newcomer waits for.
+_PATIENCE_ROUNDS = 6  # rounds for which a lone prefill is held at most
+# Minimum tokens of a shared prefix, being written by another prompt, for which a new request waits: to run them again
+# takes a CPU longer than the extra forward that the wait costs.
 _WORTH_WAITING = 64
 
 # (tokens of a prompt that the head hasn't seen, tokens to come at most, batch size) -> whether to run them again.

@@ -37,9 +37,9 @@ _INSTALL = 'structured_outputs needs llguidance: pip install "fledge[structured]
 LARGEST_GRAMMAR = 128 << 10
 _MOST_RECENT = 256 << 10  # of grammars that are kept for later answers
 _MOST_LIVE = 2 << 20  # of those and the ones of answers in progress
-_PROBED_TOKENS = 16  # of an answer, when a grammar is compiled
+_PROBED_TOKENS = 16  # tokens of a trial answer when a grammar is compiled
 _LISTING = re.compile(r"\s*(\d+ \||\^)")  # llguidance shows the line of a grammar that is wrong
-_LONGEST_FAULT = 400
+_LONGEST_FAULT = 400  # characters of llguidance's message that are passed on
 
 
 def checked(given: object) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ _CALL = {
 }
 # Some templates, like SmolLM3's, say how to write a call but drop those of earlier turns.
 _HERMES_SHOWN = re.compile(r'<tool_call>\s*\[?\s*\{"name"')
-_LAST_IDS = 16  # of a prompt: longer than reasoning tags and white space
+_LAST_IDS = 16  # last tokens of a prompt searched for reasoning tags: longer than a tag with white space
 
 
 class Thinking(Enum):

@@ -29,7 +29,7 @@ logger = logging.getLogger("fledge.server.access")
 OPEN_ROUTES = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/metrics"})  # no key needed
 _PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # client-supplied ids that are accepted
-# For draining the rest of a too large body: a client that is still sending doesn't read the response.
+# Seconds for draining the rest of a too large body: a client that is still sending doesn't read the response.
 _DISCARD_S = 10.0
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-_DECAY = 0.98  # per round
+_DECAY = 0.98  # factor per round on the weight of earlier rounds
 _PRIOR = (
     3.0  # requests in a round that a guess is worth: the first one, or that a level does as the one above
 )

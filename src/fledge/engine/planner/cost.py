@@ -31,8 +31,8 @@ import numpy as np
 from fledge.engine.planner.plan import Kind
 from fledge.engine.shapes import TreeShape
 
-# Variances of logarithms. Of a round's noise; of the pace, extras and the steps between a curve's points before
-# anything is known; and of what the latter change by from one round to the next.
+# Variances of log seconds: of a round's noise; of the pace, extras and steps between a curve's points before any
+# round; and of the change of each of these from one round to the next.
 _NOISE = 0.05**2
 _FIRST_PACE, _FIRST_LOOKUP, _FIRST_HEAD, _FIRST_STEP = 1.0, 0.03**2, 0.08**2, 0.12**2
 _WANDER, _CREEP = 0.05**2, 0.003**2

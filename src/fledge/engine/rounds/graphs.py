@@ -55,7 +55,7 @@ TREES = tuple(
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of a plain round
 _CHOICES = ("greedy", "drawn", "filtered")  # `SelectionRows.choice`
 _MOST = 256  # recordings
-# Of the target in a recorded round with a tree: more keep a GPU busy for longer than launches take.
+# Target rows in a recorded round with a tree: more keep a GPU busy for longer than launches take.
 _MOST_ROWS = 512
 
 
