@@ -31,7 +31,7 @@ class PagePool:
         self.pages = pages
         self.page_size = page_size
         self.evictions = 0
-        self.on_evict: Callable[[int], None] | None = None  # called with a page before its contents are dropped
+        self.on_evict: Callable[[int], None] | None = None  # called with a page before it is dropped
         self.reset()
 
     def reset(self) -> None:

@@ -64,7 +64,7 @@ class ServerOptions(ListenOptions):
     )
     tool_call_parser: str = Field(
         "auto",
-        description="how the target calls functions: hermes, llama3_json, mistral, or auto: as its chat template does",
+        description="format of function calls: hermes, llama3_json, mistral, or auto: as its chat template does",
     )
     reasoning_parser: str | None = Field(
         None,
