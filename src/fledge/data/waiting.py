@@ -26,7 +26,7 @@ from fledge.data.parquet import to_parquet
 from fledge.data.privacy import Audit
 
 NAME = "waiting.parquet"
-_EVERY_S = 60.0
+_EVERY_S = 60.0  # seconds between saves
 _ANSWERED = pa.schema(
     [
         ("number", pa.int64()),

@@ -272,7 +272,7 @@ def _prompt_findings(
 
 
 def _tau_findings(served: Sequence[float], own: Sequence[float], depth: int) -> list[Defect]:
-    """True if the server accepts too little. `own`: our chains' taus; empty if they aren't comparable."""
+    """A defect if the server accepts too little. `own`: our chains' taus; empty if they aren't comparable."""
     if not served:
         what = "the server reports no drafts at all"
         remedy = "switch speculation on (EAGLE3 / eagle3); of vLLM they are counted on its /metrics page"

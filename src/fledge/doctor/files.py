@@ -19,8 +19,8 @@ from fledge.target.config import are_three_layers
 from fledge.target.rope_fields import read_rope
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
-_NEGATIVE = 0.3  # share of a norm's values
-_ZERO_ROWS = 0.01  # share of a matrix' rows
+_NEGATIVE = 0.3  # largest share of negative values in a trained norm
+_ZERO_ROWS = 0.01  # largest share of all-zero rows in a trained matrix
 
 
 def file_findings(
@@ -151,7 +151,7 @@ def _lost(named: Mapping[str, Tensor]) -> Iterator[Defect]:
 
 
 def vocabulary_findings(named: Mapping[str, Tensor], vocab_size: int) -> Iterator[Defect]:
-    """True if d2t contains ascending offsets and agrees with t2d."""
+    """Check that d2t contains ascending offsets and agrees with t2d."""
     d2t, t2d, lm_head = named.get("d2t"), named.get("t2d"), named.get("lm_head.weight")
     if d2t is None:
         if lm_head is not None and lm_head.shape[0] != vocab_size:

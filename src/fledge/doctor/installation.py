@@ -86,7 +86,7 @@ def checks() -> Iterator[Check]:
 
 
 def packages() -> Check:
-    """True if the installed packages satisfy fledge's requirements."""
+    """Check that the installed packages satisfy fledge's requirements."""
     from packaging.requirements import Requirement
 
     wrong = []
@@ -164,7 +164,7 @@ def kernels() -> Check:
 
 
 def targets() -> Check:
-    """True if a first target is available: from the package or the hub."""
+    """Check that a first target is available, from the package or the hub."""
     from fledge.sources.find import DEFAULT_TARGET, FALLBACK_PACKAGE
     from fledge.sources.hub import unreachable_reason
 

@@ -34,13 +34,13 @@ _CLEARLY_IF_LOW = 1.1  # instead of a fifth, of a head that is known to accept t
 _LISTED = 256  # proposals whose log-probabilities are looked at
 _TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 _SCREENED = 128  # rows on which every hypothesis is tried; the most promising are tried on all
-_CONFIRMED = 4  # specific ones, and general ones
+_CONFIRMED = 4  # hypotheses tried on all rows, of the specific and of the general ones each
 _TIE = 0.01  # minimum improvement in hit rate to prefer a later hypothesis
 _FAULTS = 3  # found one after the other, each with the earlier ones undone
 _RELATED = 0.3  # cosine of a draft row with its own target row: the lm_head stems from the target's
 _ROWS = 1024  # draft rows compared with the target's at most
 _MISPLACED = 0.02  # share of these; the released head has none
-_PAGE = 16
+_PAGE = 16  # tokens per KV page
 
 
 class Score(NamedTuple):
@@ -161,7 +161,7 @@ class Probe:
         return Score(float(found[:, 0].float().mean()), largest, _log_probs(out.log_probs, found))
 
     def _rows(self, head: Head) -> Iterator[Defect]:
-        """True if rows of the head's lm_head resemble other tokens' rows of the target's."""
+        """Check that rows of the head's lm_head don't resemble the target's rows of other tokens."""
         if head.config.hidden_size != head.config.target_hidden_size:
             return
         count, ids = head.config.draft_vocab_size, head.vocabulary.token_ids

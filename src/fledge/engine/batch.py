@@ -23,7 +23,7 @@ from torch import Tensor
 from fledge.base.device import HostTable, write
 from fledge.target.batch import PADDING_PAGE
 
-_SHORTEST_HISTORY = 256  # tokens that are looked at anyway, so that there are few shapes
+_SHORTEST_HISTORY = 256  # minimum tokens that lookup searches, so that there are few shapes
 
 
 class Member(Protocol):
@@ -163,7 +163,7 @@ class RunningBatch:
             one.enter_pages(row, start, pages)
 
     def advance(self, emits: Tensor, tokens: Tensor) -> None:
-        """Take a round's tokens [B, W], x[L + 1] and so on, and go on behind the first `emits` [B] of them."""
+        """Take a round's tokens [B, W], x[L + 1] and so on, and continue after the first `emits` [B] of them."""
         now = self.view()
         if self.sizes.history:  # what wasn't emitted is overwritten later
             place = now.length[:, None] + torch.arange(1, tokens.shape[1] + 1, device=self.device)

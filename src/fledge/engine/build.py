@@ -260,7 +260,7 @@ def _size_pool(
             f"a KV pool of {tokens} tokens takes {tokens * token_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are "
             "free; lower kv_tokens"
         )
-    pool = PagePool(tokens // size + 1, size)  # page 0 is nobody's
+    pool = PagePool(tokens // size + 1, size)  # page 0 is unowned
     if options.max_context is None:
         context = min(context, pool.usable_tokens - reserve)
     if context < 2 or pool.usable_tokens < context + reserve:

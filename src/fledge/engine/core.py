@@ -157,7 +157,7 @@ class EngineCore:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        """Within this, what is put on the device comes behind what was put there before."""
+        """Within this, work put on the device runs after earlier work."""
         with torch.inference_mode(), self._flight.on_device():
             yield
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _INCOMPLETE = "�"  # what decoding puts for bytes that don't form a character (yet)
-_CHARACTER = 4  # bytes at most, and a token has one at least
+_CHARACTER = 4  # largest number of bytes, and so of tokens, in a character
 _MANY = 16  # tokens
 
 

@@ -285,7 +285,7 @@ class Engine:
         return self.target.chat.prompt_ids(messages)
 
     def restart_stats(self) -> None:
-        """Begin `stats` anew, as after a warm-up, while nothing is running."""
+        """Reset `stats`, as after a warm-up, while nothing is running."""
         self._core.restart_stats()
 
     def stats(self) -> EngineStats:
@@ -302,7 +302,7 @@ class Engine:
                 )
 
     def _refuse_dropped(self, request_id: int, complete: Callable[[], bool]) -> None:
-        """Raise EngineError for a request that nobody is going to complete."""
+        """Raise EngineError for a request that will never complete."""
         if not self._core.holds(request_id) and not complete():
             raise EngineError(
                 "the request was dropped before its answer was complete: it was cancelled, or the engine was reset; "

@@ -8,7 +8,7 @@ row (`batch.py`), so the host can compose round t + 1 without knowing what round
     stream   ... round t .......| round t+1 ...................................| round t+2 ..............
 
 All of the engine's work is on one stream, in order. So the round in flight may still write to a row or page that the
-host has just taken from a request: whoever gets the row or page next uses it in later work. A request that ends in
+host has just taken from a request: the next owner of the row or page uses it in later work. A request that ends in
 round t is part of round t + 1 already; what that round brings for it is discarded.
 """
 
@@ -69,7 +69,7 @@ class Flight:
             receive(value, seconds)
 
     def clear(self) -> None:
-        """Forget what is in flight; nobody wants the results."""
+        """Drop the work in flight; its results are no longer needed."""
         self._flying.clear()
 
     def finish(self) -> None:
@@ -107,7 +107,7 @@ class Flight:
 
 
 class StreamFlight(Flight):
-    """Launches on a CUDA stream of their own; what they return is copied to pinned memory behind them."""
+    """Launches on a CUDA stream of their own; what they return is copied to pinned memory after them."""
 
     def __init__(self, device: torch.device, ahead: int) -> None:
         super().__init__(ahead)

@@ -20,8 +20,8 @@ from fledge.target.batch import Decoder, ForwardBatch
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32)  # and on in powers of two
 _CONTEXT = 128  # tokens of prefix a measured row sees
 _TARGET_WIDTH, _HEAD_WIDTH = 16, 4  # most rows per request while measuring: a tree's nodes, a level's
-_REPEATS = 3
-_BUDGET_SECONDS = 0.25  # of a curve's first timings: once they took so long, larger sizes are extrapolated
+_REPEATS = 3  # timings of each size, of which the fastest counts
+_BUDGET_SECONDS = 0.25  # limit for a curve's first timings; larger sizes are extrapolated beyond it
 
 # By most rows, and whether forwards are replayed.
 _measured_targets: WeakKeyDictionary[Decoder, dict[tuple[int, bool], CostCurve]] = WeakKeyDictionary()

@@ -13,7 +13,7 @@ from fledge.target.config import DecoderConfig
 
 # Of what is free, for the KV of target and head together: a host's memory is others', too, a GPU's is the engine's.
 _HOST_SHARE, _GPU_SHARE = 0.25, 0.9
-# Of a recorded round beside its tensors: an estimate, since nobody has measured it yet.
+# Bytes of a recorded round besides its tensors: an estimate, not measured yet.
 _GRAPH_BYTES = 8 << 20
 _LOGIT_COPIES = 4  # float32: logits, what is made of them, and two temporaries
 

@@ -99,7 +99,8 @@ class EngineOptions(Options):
         True, description="short prompts don't wait for long ones; otherwise prompts run in order of arrival"
     )
     prefix_cache: Switch = Field(
-        True, description="requests reuse what earlier ones with the same first tokens left in the KV pool"
+        True,
+        description="requests reuse the KV that earlier ones with the same first tokens left in the pool",
     )
     draft_weights: DraftWeightsOption = None
     overlap: Overlap = None

@@ -16,8 +16,8 @@ _TEMPERATURES = (1e-4, 1e4)
 _LEAST_TOP_P = 1e-6
 _REPETITIONS = (0.01, 100.0)
 _MAX_TOP_K = 2**31 - 1
-_MAX_PENALTY = 2.0
-_MAX_BIAS = 100.0
+_MAX_PENALTY = 2.0  # absolute value of a presence or frequency penalty
+_MAX_BIAS = 100.0  # absolute value of a logit_bias entry
 _NUMBERS = (
     "temperature",
     "top_p",

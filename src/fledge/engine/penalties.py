@@ -31,7 +31,7 @@ class LogitEdits(NamedTuple):
     """Changes to the logits of n requests of a batch before a token is chosen."""
 
     requests: Tensor  # [n] int64, which of the batch's requests
-    counts: TokenCounts | None  # of all the batch's requests, M = B at least; None: nobody has a penalty
+    counts: TokenCounts | None  # of all the batch's requests, M = B at least; None: no request has a penalty
     repetition: Tensor  # [n, 1] float32
     presence: Tensor  # [n, 1] float32
     frequency: Tensor  # [n, 1] float32
@@ -140,7 +140,7 @@ def _count_ancestors(
     """
     request = edits.requests.index_select(0, owner)
     tokens = tree.token_ids.index_select(0, request)  # [r, N]
-    tokens = tokens.clamp(min=0)  # an empty node is nobody's ancestor
+    tokens = tokens.clamp(min=0)  # an empty node is no ancestor
     mask = tree.window_mask.index_select(0, request).gather(1, node[:, None])
     sees = ((mask >> torch.arange(tokens.shape[1], device=mask.device)) & 1).float()  # [r, N]
     sees[:, 0] = 0  # the root is counted

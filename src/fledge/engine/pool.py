@@ -3,7 +3,7 @@
 A page holds `page_size` consecutive KV indices, in the target's pool and in the head's alike: both use the same page
 numbers, so one allocation serves both. Requests whose tokens begin alike may share their first pages.
 
-    request's pages   [ 7 ][ 2 ][ 9 ]            page 0 belongs to nobody: unused page-table
+    request's pages   [ 7 ][ 2 ][ 9 ]            page 0 belongs to no request: unused page-table
     KV index           0..  16.. 32..47          entries and padding rows point at it
                        committed | window        reserve() keeps one window beyond the committed length
 
@@ -31,24 +31,24 @@ class PagePool:
         self.pages = pages
         self.page_size = page_size
         self.evictions = 0
-        self.on_evict: Callable[[int], None] | None = None  # told the page whose contents are about to go
+        self.on_evict: Callable[[int], None] | None = None  # called with a page before it is dropped
         self.reset()
 
     def reset(self) -> None:
         """All pages free and empty, as at the start; owners' lists mean nothing afterwards."""
         self._free = list(range(self.pages - 1, PADDING_PAGE, -1))  # used as a stack: warm pages go out first
         self._users = [0] * self.pages
-        self._kept = bytearray(self.pages)  # 1: worth keeping once nobody uses it
-        self._idle: OrderedDict[int, None] = OrderedDict()  # kept, used by nobody; the one to evict first
+        self._kept = bytearray(self.pages)  # 1: worth keeping once it is unused
+        self._idle: OrderedDict[int, None] = OrderedDict()  # kept but unused; the one to evict first
 
     @property
     def free_pages(self) -> int:
-        """Pages nobody uses, idle ones included."""
+        """Unused pages, idle ones included."""
         return len(self._free) + len(self._idle)
 
     @property
     def idle_pages(self) -> int:
-        """Pages nobody uses whose contents are kept until the room is needed."""
+        """Unused pages whose contents are kept until the room is needed."""
         return len(self._idle)
 
     @property

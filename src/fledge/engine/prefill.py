@@ -27,7 +27,7 @@ from fledge.engine.request import Request
 from fledge.engine.selection import request_selection
 from fledge.target.batch import PADDING_PAGE, ForwardBatch
 
-_SCORED_ROWS = 128
+_SCORED_ROWS = 128  # rows per forward for a prompt's log probabilities
 
 
 class PrefillChunk(NamedTuple):
@@ -143,7 +143,7 @@ class Prefill:
 
 
 def _score_prompt(target: TargetForward, chunk: PrefillChunk) -> None:
-    """Log probabilities of the prompt's tokens behind a chunk's rows, by a forward of their own.
+    """Log probabilities of the prompt's tokens after a chunk's rows, by a forward of their own.
 
     It writes the same KV as the chunk's. Pieces of rows keep the logits [n, V] of a large vocabulary small.
     """

@@ -29,7 +29,7 @@ from fledge.base.errors import EngineError
 from fledge.engine.pool import PagePool
 from fledge.engine.request import Request
 
-_KEY_BYTES = 16  # of a cryptographic hash: nobody can make two prompts collide
+_KEY_BYTES = 16  # of a cryptographic hash: collisions can't be constructed
 
 
 class _Entry(NamedTuple):
@@ -77,7 +77,7 @@ class PrefixCache:
         the head isn't done with that; so call this only while no page table on the device holds the request's pages, or
         never will again.
         """
-        # The token behind a page has to be known.
+        # The token after a page has to be known.
         keys = self._keys(request, min(written + 1, request.length))
         for number in range(request.shared_pages, len(keys)):
             key, page = keys[number], request.pages[number]

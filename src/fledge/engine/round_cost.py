@@ -12,7 +12,7 @@ from fledge.engine.options import EngineOptions
 from fledge.engine.shapes import MAX_NODES, TreeShape
 from fledge.target.batch import Decoder
 
-_CONTEXT = 512  # tokens
+_CONTEXT = 512  # tokens of context in the measured engine
 
 
 def rounds_over_plain(

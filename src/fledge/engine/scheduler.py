@@ -20,15 +20,14 @@ from fledge.engine.prefill import PrefillChunk
 from fledge.engine.prefix import Match, PrefixCache
 from fledge.engine.request import Request
 
-_NEWCOMERS_SHARE = (
-    16  # hold a lone prefill until max_batch/16 requests are ready; inactive for max_batch < 32
-)
-_NEARLY_FULL = 0.75
+# A lone prefill is held until max_batch / 16 requests are ready; inactive for max_batch < 32.
+_NEWCOMERS_SHARE = 16
+_NEARLY_FULL = 0.75  # share of max_batch running from which a lone prefill is held
 _SHORT = 0.25  # a prompt of at most this share of a forward's rows doesn't wait for a full forward
 _NO_MATTER = 256  # tokens: long prompts are ordered by length in buckets of this size, then by age
-_PATIENCE_ROUNDS = 6
-# Tokens another prompt is just writing that a newcomer would otherwise write again: to run them takes a CPU longer than
-# the extra forward the newcomer waits for.
+_PATIENCE_ROUNDS = 6  # rounds for which a lone prefill is held at most
+# Minimum tokens of a shared prefix, being written by another prompt, for which a new request waits: to run them again
+# takes a CPU longer than the extra forward that the wait costs.
 _WORTH_WAITING = 64
 
 # (tokens of a prompt that the head hasn't seen, tokens to come at most, batch size) -> whether to run them again.
@@ -65,7 +64,7 @@ class Scheduler:
         self.preemptions = 0
         self.hit_tokens = 0  # tokens that needn't be prefilled because the prefix cache had them
         self._overtaken = False  # the oldest prompt had no rows in the last forward
-        self._held = 0  # rounds newcomers have been waiting for company
+        self._held = 0  # rounds that a lone prefill has been delayed
 
     @property
     def busy(self) -> bool:
@@ -106,7 +105,7 @@ class Scheduler:
     def schedule_decode(self, *, preempt: bool) -> bool:
         """Give each running request room for one window; if the pool is full, the youngest make room.
 
-        Without `preempt` nobody does: the answer is False if the pool is full. With it nothing may be in flight.
+        Without `preempt` none does: the answer is False if the pool is full. With it nothing may be in flight.
         """
         for request in [r for r in self.running if len(r.pages) * self.pool.page_size < self._needs(r)]:
             while request.row >= 0 and not self._reserve(request):

@@ -11,8 +11,8 @@ from fledge.base.options import whole
 from fledge.native.abi import MOST_NODES
 
 # What the planner chooses from.
-MAX_DEPTH = 8
-MAX_NODES = 32
+MAX_DEPTH = 8  # levels
+MAX_NODES = 32  # nodes of a request's tree, root included
 TOPKS = (1, 2, 4, 8)
 
 _SHAPE = re.compile(r"(\d+)-(\d+)-(\d+)")

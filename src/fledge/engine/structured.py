@@ -1,6 +1,6 @@
 """Structured outputs: answers that are JSON of a schema, match a regex or a grammar, or are one of several texts.
 
-    tree:  {"a": ─┬─ 1 ─── ,        every node is masked by what may stand behind its own path: the follower walks
+    tree:  {"a": ─┬─ 1 ─── ,        every node is masked by what may follow its own path: the follower walks
                   └─ "             down the tree and back up, and takes only what a round emits
 
 llguidance (https://github.com/guidance-ai/llguidance) knows which tokens a grammar allows next. The mask is one more
@@ -37,9 +37,9 @@ _INSTALL = 'structured_outputs needs llguidance: pip install "fledge[structured]
 LARGEST_GRAMMAR = 128 << 10
 _MOST_RECENT = 256 << 10  # of grammars that are kept for later answers
 _MOST_LIVE = 2 << 20  # of those and the ones of answers in progress
-_PROBED_TOKENS = 16  # of an answer, when a grammar is compiled
+_PROBED_TOKENS = 16  # tokens of a trial answer when a grammar is compiled
 _LISTING = re.compile(r"\s*(\d+ \||\^)")  # llguidance shows the line of a grammar that is wrong
-_LONGEST_FAULT = 400
+_LONGEST_FAULT = 400  # characters of llguidance's message that are passed on
 
 
 def checked(given: object) -> dict[str, Any] | None:
@@ -77,7 +77,7 @@ class Grammar:
     """A compiled grammar."""
 
     matcher: Any  # at the beginning of an answer, where it stays
-    ends: Tensor  # [ceil(V / 32)] int32: the bits of what may stand behind a complete answer
+    ends: Tensor  # [ceil(V / 32)] int32: the bits of tokens that may follow a complete answer
     size: int  # bytes of its source
 
 
@@ -224,7 +224,7 @@ class Follower:
         return other
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Go on by tokens of the answer; what comes behind its end is ignored."""
+        """Advance by tokens of the answer; any after its end are ignored."""
         taken = self._matcher.try_consume_tokens(list(tokens))
         self._taken += tokens[:taken]
         self._broken = bool(self._matcher.is_error())  # then it counts as stopped, and only ends are allowed
@@ -267,7 +267,7 @@ class Follower:
         return fits
 
     def forced(self, path: Sequence[int]) -> list[int]:
-        """Tokens that the grammar forces behind `path`, as the tokenizer splits their text; often none."""
+        """Tokens that the grammar forces after `path`, as the tokenizer splits their text; often none."""
         if not self._went(path):
             return []
         tokens = [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
@@ -287,7 +287,7 @@ class Follower:
         self._revive()
 
     def _revive(self, path: Sequence[int] = ()) -> bool:
-        """After an error, which a matcher keeps for ever: another one that stands behind `path`. False without one.
+        """After an error, which a matcher keeps for ever: another matcher, advanced along `path`. False without one.
 
         What fails may be a draft that won't be accepted, and the answer then goes on as if it hadn't been tried.
         """
@@ -306,7 +306,7 @@ class Follower:
         wanted: Mapping[int, int],
         bits: Tensor,
     ) -> None:
-        """Fill the rows of `node`, which stands behind `path`, and of all below it."""
+        """Fill the rows of `node`, which follows `path`, and of all below it."""
         if self._matcher.is_stopped():  # the answer is complete
             if node in wanted:
                 bits[wanted[node]] = self._grammar.ends

@@ -69,7 +69,7 @@ def extract_features(
     wanted, total = wanted_sizes(conversations_url, options)
     manifest = Manifest.load(output_url)
     remaining = wanted_conversations(conversations_url, options)
-    if manifest.records:  # behind the last stored one: a server may have refused some before it
+    if manifest.records:  # after the last stored one: a server may have refused some before it
         last = Shard(manifest.url(manifest.shards[-1]), manifest.shards[-1]).infos(0)[-1].conversation_id
         remaining = islice(dropwhile(lambda c: c.conversation_id != last, remaining), 1, None)
     first = done = manifest.tokens

@@ -17,13 +17,13 @@ class FeatureServers(BaseModel):
     urls: tuple[str, ...] = Field(
         min_length=1, description="addresses, such as http://localhost:8000; each does a share of the work"
     )
-    engine: Literal["vllm", "sglang"] = Field("vllm", description="what the servers are; sglang is refused")
+    engine: Literal["vllm", "sglang"] = Field("vllm", description="engine of the servers; sglang is refused")
     model: str = Field("", description="the served model; empty: the only one a server lists")
     concurrency: int = Field(8, ge=1, le=1024, description="requests at once to each")
     ahead: int = Field(
         4,
         ge=1,
-        description="batches in flight where training reads from the servers (feed=online): what memory holds",
+        description="batches in flight where training reads from the servers (feed=online), limited by memory",
     )
     timeout_s: float = Field(600.0, gt=0.0, description="seconds until a request is given up")
     retries: int = Field(
@@ -61,13 +61,14 @@ class FeatureOptions(BaseModel):
     )
     feed: Literal["offline", "online", "hybrid"] = Field(
         "offline",
-        description="what training reads: offline a store, online the target (or server) at work, hybrid the same in "
+        description="source of training: offline a store, online the target (or server) at work, hybrid the same in "
         "the first pass and what was kept of it later; held-out features are always stored",
     )
     codec: Codec = Field(
-        "bf16", description="how hidden states are kept: bf16, or fp8 with a scale per row at half the bytes"
+        "bf16",
+        description="storage type of hidden states: bf16, or fp8 with a scale per row at half the bytes",
     )
-    shard_mib: int = Field(256, ge=1, description="size of a shard in MiB: what a kill can lose")
+    shard_mib: int = Field(256, ge=1, description="size of a shard in MiB: a kill loses up to one shard")
     device_map: str | None = Field(
         None,
         description="extract with transformers' own model instead of fledge's decoder, spread over devices as its "
@@ -77,7 +78,7 @@ class FeatureOptions(BaseModel):
         None, description="servers that give the target's hidden states, or just their address; null: none"
     )
     price_per_gb: float = Field(
-        0.02, ge=0.0, description="what a GB (10^9 bytes) in the store's place costs per month, for estimates"
+        0.02, ge=0.0, description="monthly cost of a GB (10^9 bytes) where the store is, for estimates"
     )
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fledge")
 
 T = TypeVar("T")
-_LONGEST_PAUSE_S = 30.0
+_LONGEST_PAUSE_S = 30.0  # seconds, upper limit of the exponential backoff
 
 
 class RequestFailed(Exception):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TargetShape(Protocol):
-    """The sizes that a target's config or file header tells."""
+    """The sizes that a target's config or file header states."""
 
     @property
     def vocab_size(self) -> int: ...

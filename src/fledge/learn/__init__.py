@@ -1,6 +1,6 @@
 """A server that learns: a draft head trained beside serving, from the serving's own hidden states.
 
-options.py     what a server that learns is told
+options.py     options of a server that learns
 service.py     in the server: what requests leave goes out, heads that are surely better come in
   intake.py      conversations, queued and sent; more than fits is left out
   live.py        acceptance in serving by version: a fall brings the former head back

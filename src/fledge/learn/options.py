@@ -29,7 +29,7 @@ class LearnOptions(Options):
         description="share of the time that training gets while requests run, and that they take longer; 0: pauses "
         "alone",
     )
-    privacy: Switch = Field(False, description="learn no token of what the privacy filter finds")
+    privacy: Switch = Field(False, description="learn none of the tokens that the privacy filter finds")
     excluded: Annotated[tuple[str, ...], Flag(names=("--learn-except",), metavar="CLIENT")] = Field(
         (),
         description="client nothing is learnt from, as the log names it: key-..., or an address; repeatable",

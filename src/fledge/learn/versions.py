@@ -66,7 +66,7 @@ class Versions:
         return Head.load(str(self.path(number)))
 
     def add(self, head: Head, card: Card) -> Card:
-        """Write a version behind the last one; its card, with its number."""
+        """Write a version after the last one; return its card, with its number."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".writing-*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)

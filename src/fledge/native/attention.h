@@ -183,7 +183,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
         std::memset(gathered, 0, c.shape.half() * sizeof(bf16));
         for (int at = start; at < start + kPage && at < row.length; at += 2) {
           int left = at < prefix ? at : path[at - prefix];
-          int right = left;  // behind the sequence's end, where the weight is 0
+          int right = left;  // past the sequence's end, where the weight is 0
           if (at + 1 < row.length) right = at + 1 < prefix ? at + 1 : path[at + 1 - prefix];
           const bf16* low = page(left) + c.shape.half() + value_offset(left % kPage & ~1, 0);
           const bf16* high = page(right) + c.shape.half() + value_offset(right % kPage & ~1, 0);

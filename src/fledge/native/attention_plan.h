@@ -1,6 +1,6 @@
 // What each row of a batch sees, and how attention is cut into units of work.
 //
-// A request's rows are written behind its committed prefix of L tokens, into the window. A row sees the prefix and
+// A request's rows are written after its committed prefix of L tokens, into the window. A row sees the prefix and
 // those window entries that its mask names, itself among them: a tree node its ancestors. Numbered in that order they
 // are the row's *logical* sequence, which attention sums over:
 //

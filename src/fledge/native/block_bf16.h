@@ -36,7 +36,7 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
     const bf16* x = a + s * 32;
     for (int half = 0; half < 2; ++half, w += block_offset(8, 0), x += 16) {
       Lines unit = group.prefetches(s) ? prefetch.next_unit() : Lines{};
-#pragma GCC unroll 1  // the hardware prefetcher tells streams apart by the load's address in the code: let there be few
+#pragma GCC unroll 1  // the hardware prefetcher separates streams by the load's address in the code: let there be few
       for (int pair = 0; pair < 8; ++pair) {
         prefetch_lines(unit, pair * 2, 2);
         __m512bh left = load_pairs(w + block_offset(pair, 0)), right = load_pairs(w + block_offset(pair, 1));

@@ -105,8 +105,8 @@ struct Draft {  // of B requests
     return 0;
   }
 
-  // How many nodes below the root each request gets. Without a level of the head probabilities aren't calibrated: they
-  // are lookup's.
+  // How many nodes below the root each request gets. If the head drafted no level, all probabilities
+  // come from prompt lookup, whose rates are calibrated already.
   void share(int64_t candidates) {
     std::fill_n(made.counts(), c.requests, t.nodes - 1);
     if (!t.calibration) return;

@@ -19,7 +19,7 @@ namespace fledge {
 // 16-31. Each half is a tile of 1 KB.
 inline int block_offset(int pair, int half) { return half * 512 + pair * 32; }
 
-// How far ahead weights are prefetched, in bytes; and whether lines that pass by are told apart (see prefetch.h).
+// How far ahead weights are prefetched, in bytes; and whether lines that won't be reused are prefetched apart.
 inline long prefetch_distance(int) { return 16384; }
 constexpr bool kPassing = false;
 

@@ -38,7 +38,7 @@ inline bool multiply_int8_tiles(const Int8Rows&, int, int, const uint8_t*, const
 }
 
 // How far ahead weights are prefetched, in bytes: few rows, which are bound by memory, less far. And whether lines that
-// pass by are told apart (see prefetch.h).
+// won't be reused are prefetched apart (`prefetch_passing` in prefetch.h).
 constexpr int kFewRows = 5;
 inline long prefetch_distance(int rows) { return rows <= kFewRows ? 8192 : 16384; }
 #ifdef __x86_64__

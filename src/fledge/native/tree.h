@@ -7,7 +7,7 @@
 //
 //     root  --  level 1: topk candidates  --  level 2: topk * topk candidates  --  ...  --  lookup's own
 //
-// Candidates are numbered in that order, the root being 0. A tree takes the best of them and numbers them anew, parents
+// Candidates are numbered in that order, the root being 0. A tree takes the best of them and renumbers them, parents
 // before children. A mask is one 64-bit integer: bit n stands for node n, a node's own bit included.
 #pragma once
 #include <algorithm>

@@ -33,7 +33,7 @@ inline Ints shift_right(Ints v, int bits) { return (Ints)_mm512_srli_epi32((__m5
 inline Ints add_wrapping(Ints a, Ints b) { return (Ints)_mm512_add_epi32((__m512i)a, (__m512i)b); }
 inline Ints multiply_wrapping(Ints a, Ints b) { return (Ints)_mm512_mullo_epi32((__m512i)a, (__m512i)b); }
 
-// The first `count` numbers, and zeros behind them.
+// The first `count` numbers, and zeros after them.
 inline Mask first_lanes(int count) {
   return count >= 16 ? Mask(0xffff) : (count <= 0 ? Mask(0) : static_cast<Mask>((1u << count) - 1));
 }

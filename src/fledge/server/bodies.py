@@ -1,4 +1,4 @@
-"""Large request bodies are parsed in a thread, so that nobody else's tokens wait for them."""
+"""Large request bodies are parsed in a thread, so that other requests' tokens don't wait for them."""
 
 from __future__ import annotations
 

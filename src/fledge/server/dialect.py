@@ -31,7 +31,7 @@ _CALL = {
 }
 # Some templates, like SmolLM3's, say how to write a call but drop those of earlier turns.
 _HERMES_SHOWN = re.compile(r'<tool_call>\s*\[?\s*\{"name"')
-_LAST_IDS = 16  # of a prompt: longer than reasoning tags and white space
+_LAST_IDS = 16  # last tokens of a prompt searched for reasoning tags: longer than a tag with white space
 
 
 class Thinking(Enum):
@@ -110,7 +110,7 @@ class Dialect:
         return body.skip_special_tokens is not False and not marks & self._special
 
     def opening(self, body: ChatRequest) -> list[int]:
-        """Ids that open the answer behind the chat template's own opening; an answer of a form has one channel."""
+        """Ids that open the answer after the chat template's own opening; an answer of a form has one channel."""
         if not self._has_channels or body.form is None or body.offered or body.continue_final_message:
             return []
         return list(self._target.tokenizer.encode(harmony.FINAL, add_special_tokens=False))
@@ -137,7 +137,7 @@ class Dialect:
         return CALL_FORMS[name]
 
     def _shown(self) -> str | None:
-        """The format in which the chat template writes earlier calls, or which it tells the target to use."""
+        """The format in which the chat template writes earlier calls, or which it instructs the target to use."""
         try:
             question = self._target.chat.render([_QUESTION], tools=[_TOOL], add_generation_prompt=True)
         except TargetError:

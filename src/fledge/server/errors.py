@@ -40,7 +40,7 @@ _INSTEAD = {
     "regex": "send it as structured_outputs.regex",
 }
 _FORM = re.compile(r"\bstructured_outputs(\.\w+)?")
-_FORMS_RETRY_S = 5
+_FORMS_RETRY_S = 5  # seconds in Retry-After when too many grammars are in use
 
 
 class ApiError(Exception):

@@ -16,7 +16,7 @@ from fledge.server import errors
 from fledge.server.call_parser import pattern, quoted, sign
 from fledge.server.reader import THINK, THOUGHT
 
-_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # or any other character behind a backslash
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)  # or any other character after a backslash
 _START, _ANSWER = "start:", "answer_itself:"
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger("fledge.server.access")
 OPEN_ROUTES = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/metrics"})  # no key needed
 _PORT = re.compile(r":\d*$")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # client-supplied ids that are accepted
-# For draining the rest of a too large body: a client that is still sending doesn't read the response.
+# Seconds for draining the rest of a too large body: a client that is still sending doesn't read the response.
 _DISCARD_S = 10.0
 
 
@@ -76,7 +76,7 @@ class Gate:
             self._record(scope, visit)
 
     def _check(self, scope: Scope, visit: _Visit) -> None:
-        """Raise an ApiError for requests without a key, and for those that look like somebody's attack.
+        """Raise an ApiError for requests without a key, and for those that look like an attack.
 
         Two lengths of a body, which servers in a row may read as different requests (RFC 9112, 6.1); a content type
         that only a web page's form sends; and without keys a domain name that leads here (DNS rebinding).

@@ -21,7 +21,7 @@ from fledge.server.message import Call, MessageParts
 from fledge.server.tool_calls import JsonObject
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
-FINAL = f"{CHANNEL}final{MESSAGE}"  # what an answer's content comes behind
+FINAL = f"{CHANNEL}final{MESSAGE}"  # precedes an answer's content
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", START)  # of a message's text
 _CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")

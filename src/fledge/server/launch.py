@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fledge.server")
 
 SWITCH_S = 0.001  # switch interval between the engine's thread and the event loop
-_PROBE_S = 1.0
+_PROBE_S = 1.0  # seconds to wait for another process that may listen on the port
 _CLOSE_S = 5  # to flush the last bytes when all answers are done
 
 

@@ -109,7 +109,7 @@ class Metrics(Collector):
         self._rate = _TokenRate()
 
     def add(self, collector: Collector) -> None:
-        """Show what somebody else records, too."""
+        """Also show what another recorder collects."""
         self._page.register(collector)
 
     def text(self) -> bytes:

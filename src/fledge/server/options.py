@@ -13,7 +13,7 @@ from fledge.base.errors import FledgeError, ServerError
 from fledge.base.options import Flag, Options, Switch, Whole
 
 KEYS_VARIABLE = "FLEDGE_API_KEYS"
-_SHORTEST_KEY = 8
+_SHORTEST_KEY = 8  # characters of an API key
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _COMMENT = re.compile(r"(^|\s)#.*")  # a key may hold a #
 _ROUTE = re.compile(r"/[A-Za-z0-9._~/:-]*")
@@ -64,7 +64,7 @@ class ServerOptions(ListenOptions):
     )
     tool_call_parser: str = Field(
         "auto",
-        description="how the target calls functions: hermes, llama3_json, mistral, or auto: as its chat template does",
+        description="format of function calls: hermes, llama3_json, mistral, or auto: as its chat template does",
     )
     reasoning_parser: str | None = Field(
         None,

@@ -58,7 +58,7 @@ class Generation(StrictBody):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = Field(None, description="default true: leave them out of the text")
-    include_stop_str_in_output: bool | None = Field(None, description="what ends the answer is part of it")
+    include_stop_str_in_output: bool | None = Field(None, description="include the stop string in the answer")
     bad_words: Annotated[list[StopText], Field(max_length=256, fail_fast=True)] | None = Field(
         None, description="texts that the answer doesn't contain"
     )
@@ -196,7 +196,7 @@ class Generation(StrictBody):
 
 TemplateKwargs = Annotated[
     dict[str, Any],
-    Field(max_length=16, description="what the chat template asks for, such as enable_thinking"),
+    Field(max_length=16, description="options that the chat template reads, such as enable_thinking"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Function calls written as a list of Python's, as Llama 3.2 and 4 and others are told to.
+"""Function calls written as a list of Python's, as Llama 3.2, Llama 4 and others are instructed to.
 
     pythonic      [f(place="sea", days=[1, 2]), g()]            nothing before it
 

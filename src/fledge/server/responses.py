@@ -72,7 +72,7 @@ class ResponsesRequest(StrictBody):
     safety_identifier: UserName = None
     metadata: dict[str, Any] | None = Field(None, description="comes back with the response")
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="auto: as disabled; what is longer than the context is refused"
+        None, description="auto: as disabled; input longer than the context is refused"
     )
     top_logprobs: Literal[0] | None = None
     background: Literal[False] | None = None

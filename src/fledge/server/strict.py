@@ -133,7 +133,7 @@ _TELLING = frozenset(
     )
 )
 _SIMPLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_MOST_TOLD = 256
+_MOST_TOLD = 256  # field names logged per process, once each
 _told: set[str] = set()
 
 

@@ -70,7 +70,7 @@ class Tokens:
                 )
 
         shown = sum(message.characters for message in messages)
-        size = _INLINE_CHARS + 1 if tools or options else shown  # of those, nobody has counted the characters
+        size = _INLINE_CHARS + 1 if tools or options else shown  # their characters haven't been counted
         return await self._run(encode, size)
 
     async def text(self, text: str, *, special: bool = True) -> list[int]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, StringConstraints
 
 _INT64 = 1 << 63
-_LONGEST_NAME = 512
-_MOST_BIASES = 4096
+_LONGEST_NAME = 512  # characters of a client's name that are logged
+_MOST_BIASES = 4096  # entries of a logit_bias
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 # Lists stop at their first error (fail_fast): reporting millions of them would block all other requests.

@@ -29,7 +29,7 @@ from fledge.server.metrics import Metrics
 logger = logging.getLogger("fledge.server")
 
 _UNHEALTHY_FAULTS = 3  # faults in a row, without a successful step in between
-_STUCK_STEP_S = 300.0
+_STUCK_STEP_S = 300.0  # seconds after which a step counts as stuck and the server as unhealthy
 _DRAIN_AT_ONCE_S = 1e-3
 _RETRY_AFTER_S = (1, 60)
 

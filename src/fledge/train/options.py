@@ -52,7 +52,7 @@ class TrainOptions(BaseModel):
     )
     init: Literal["target", "lm_head", "random"] = Field(
         "lm_head",
-        description="what a new head begins with: target (the target's last layer, norm and lm_head), lm_head (its "
+        description="initial weights of a new head: target (the target's last layer, norm and lm_head), lm_head (its "
         "norm and lm_head), or random (nothing of the target)",
     )
     response_tokens: int | None = Field(
@@ -78,7 +78,7 @@ class TrainOptions(BaseModel):
     )
     batch_tokens: int = Field(2048, ge=16, description="tokens of a batch, prompts included")
     optimizer: Literal["muon", "adamw"] = Field(
-        "muon", description="what moves the layer's matrices; lm_head and norms always move by AdamW"
+        "muon", description="optimizer of the layer's matrices; lm_head and norms always use AdamW"
     )
     learning_rate: float = Field(1e-3, gt=0.0, description="peak of AdamW's schedule")
     muon_learning_rate: float = Field(0.01, gt=0.0, description="peak of Muon's schedule")
@@ -93,7 +93,7 @@ class TrainOptions(BaseModel):
     clip: float = Field(0.5, gt=0.0, description="largest gradient norm")
     keep: Literal["last", "best"] = Field(
         "last",
-        description="which weights become the head: the last ones, or those with the best held-out tau of all "
+        description="weights that become the head: the last ones, or those with the best held-out tau of all "
         "measurements (see evaluate_every)",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the order of conversations")
@@ -116,7 +116,7 @@ class TrainOptions(BaseModel):
     checkpoint_seconds: float | None = Field(
         None,
         gt=0.0,
-        description="time between two checkpoints: what a kill can lose; null: a minute, or ten if one takes over 2 GB",
+        description="time between checkpoints, the most a kill loses; null: a minute, or ten if one takes over 2 GB",
     )
 
     @field_validator("loss")

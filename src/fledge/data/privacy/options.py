@@ -23,14 +23,14 @@ class CustomPattern(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    entity: EntityName = Field(description="what a match is called, in capitals such as EMPLOYEE_ID")
+    entity: EntityName = Field(description="entity name of a match, in capitals such as EMPLOYEE_ID")
     regex: str = Field(
         min_length=1, description="Python regular expression; its group 1, if any, is the value"
     )
     near: tuple[str, ...] = Field(
-        (), description="words of which one must stand within 50 characters before the match; empty: none"
+        (), description="one of these words must stand within 50 characters before the match; empty: none"
     )
-    score: float = Field(0.9, gt=0.0, le=1.0, description="how sure a match is")
+    score: float = Field(0.9, gt=0.0, le=1.0, description="confidence of a match")
 
     @field_validator("regex")
     @classmethod
@@ -49,7 +49,7 @@ class DenyList(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    entity: EntityName = Field(description="what a match is called")
+    entity: EntityName = Field(description="entity name of a match")
     words: tuple[Annotated[str, Field(min_length=2)], ...] = Field(
         min_length=1, description="found as whole words in any case"
     )
@@ -108,7 +108,7 @@ class PrivacyOptions(BaseModel):
         default={}, description="policy of single entities, such as {API_KEY: drop}"
     )
     entities: tuple[EntityName, ...] | None = Field(
-        None, description="what is looked for; null: everything but ORGANIZATION"
+        None, description="entities to look for; null: all but ORGANIZATION"
     )
     threshold: float = Field(0.5, gt=0.0, le=1.0, description="least score that counts")
     seed: int = Field(0, ge=0, description="seed of the invented values")
@@ -134,7 +134,7 @@ class PrivacyOptions(BaseModel):
     )
     answer_entities: tuple[EntityName, ...] | None = Field(
         None,
-        description="what answers are scanned for; null: as in prompts, but for PERSON, LOCATION and ORGANIZATION, "
+        description="entities to scan answers for; null: as in prompts, but for PERSON, LOCATION and ORGANIZATION, "
         "which an answer may name of its own knowledge",
     )
     processes: int = Field(

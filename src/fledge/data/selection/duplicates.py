@@ -20,9 +20,9 @@ from fledge.data.prompt_store import TrainingPrompt
 from fledge.data.seeds import hash64
 from fledge.data.selection.buckets import KeyBuckets
 
-_PERMUTATIONS = 64
+_PERMUTATIONS = 64  # hashes per MinHash signature
 _SEED = 1
-_GRAM = 3
+_GRAM = 3  # words
 _FEW = 0.6  # below this similarity, bands of two rows; above it four are enough and cheaper
 
 KEPT, REPEAT, CONTINUED, NEAR_REPEAT = 0, 1, 2, 3

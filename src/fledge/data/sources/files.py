@@ -29,8 +29,8 @@ from fledge.data.sources.messages import decode_at, loads
 logger = logging.getLogger("fledge")
 
 LARGEST_ROW = 16 * 2**20  # bytes of a line; longer ones are skipped without holding them
-_CHUNK = 2**20
-_PARQUET_ROWS = 64
+_CHUNK = 2**20  # bytes or characters per read
+_PARQUET_ROWS = 64  # rows per read
 _STORED = (
     "ETag",
     "etag",

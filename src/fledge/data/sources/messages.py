@@ -61,7 +61,7 @@ _RESULT_LABEL = re.compile(
     r"|\[\w+ for '[^\n]*'\] Result)\s*:"
 )
 _REPR = re.compile(r"""\s*[\[({]+\s*'""")  # how Python writes a list or an object
-_LARGEST_REPR = 2**20
+_LARGEST_REPR = 2**20  # characters; longer reprs aren't parsed
 _JSON = json.JSONDecoder(parse_constant=lambda name: None)
 _JSON_OF_ANY_NUMBER = json.JSONDecoder(
     parse_constant=lambda name: None, parse_int=lambda digits: int(digits) if len(digits) < 4300 else None

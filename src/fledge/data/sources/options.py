@@ -28,11 +28,11 @@ class SourceOptions(BaseModel):
     path: str = Field(
         "", description="file, folder, glob or fsspec URL; for a dataset its hub name or folder"
     )
-    name: str = Field("", description="what records and reports call it; default: made from the path")
+    name: str = Field("", description="name in records and reports; default: made from the path")
     weight: float = Field(
         1.0, gt=0.0, allow_inf_nan=False, description="share of the mix, relative to others"
     )
-    shape: ShapeName = Field("auto", description="how a row holds its turns; auto looks at the first rows")
+    shape: ShapeName = Field("auto", description="form of the turns in a row; auto looks at the first rows")
     field: str = Field(
         "",
         description="column that holds the turns, or path such as request.body.messages, where usual names don't fit",
@@ -48,7 +48,7 @@ class SourceOptions(BaseModel):
     licence: str = Field("", description="its licence: an SPDX id, `own`, or a name")
     training_allowed: bool | None = Field(
         None,
-        description="whether its terms allow training a draft head; needed where the licence doesn't say",
+        description="true if its terms allow training a draft head; needed where the licence doesn't say",
     )
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@
     ... USER: one ASSISTANT: an answer</s>              Vicuna
 
 Speakers' names also occur in prompts about such texts, so they count only if they alternate. Where they do and the text
-goes on in lines that nobody speaks, it depends on the column: `prompt` is then a prompt, `text` ends with an answer.
+goes on in lines without a speaker, it depends on the column: `prompt` is then a prompt, `text` ends with an answer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _ASKS = re.compile(
 
 
 def read_transcript(text: str, *, is_prompt: bool) -> list[dict[str, Any]] | str | None:
-    """The messages of a rendered conversation; None if the text is none, or why it can't be told: `transcript`.
+    """The messages of a rendered conversation; None if the text is none, or the reason why it is unclear: `transcript`.
 
     `is_prompt`: the text stands where prompts do, and not where whole conversations do.
     """
@@ -117,7 +117,7 @@ def _from_markup(text: str, marks: list[re.Match[str]], is_prompt: bool) -> list
 
 
 class _Mark(NamedTuple):
-    """Where somebody begins to speak."""
+    """Start of a speaker's turn."""
 
     start: int
     end: int
@@ -261,5 +261,5 @@ def _kept(spoken: list[tuple[Role | None, str]]) -> list[dict[str, Any]] | str:
     if not any(role == "user" and words for role, words in spoken):
         return "no_user_turn"
     if "tool" in [role for role, _ in spoken]:
-        return "template"  # tools' results can't be told from the text around them
+        return "template"  # tools' results can't be separated from the text around them
     return [{"role": role, "content": words} for role, words in spoken if words]

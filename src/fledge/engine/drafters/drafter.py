@@ -83,10 +83,10 @@ class Prompts(NamedTuple):
     """Chunks of prompts that the target has read, end to end, R rows in all."""
 
     rows: ForwardBatch
-    following: Tensor  # [R] int64, the token behind each row
+    following: Tensor  # [R] int64, the token after each row
     features: Tensor | None  # [R, 3 * H]
     starts: Sequence[int]  # by chunk, the position that the drafter's history begins at
-    stops: Sequence[int]  # and the one behind the chunk's last
+    stops: Sequence[int]  # and the one after the chunk's last
     sizes: Sequence[int]  # and its rows
 
 

@@ -190,7 +190,7 @@ class Eagle(Drafter):
         return self.pending[:size], self.restarted[:size]
 
     def catch_up(self, batch: RunningBatch) -> None:
-        """Run over the positions that were left out. A head too far behind starts anew here."""
+        """Run over the positions that were left out. A head too far behind restarts here."""
         size = batch.size
         if not any(self.pending[:size]):
             return
@@ -231,7 +231,7 @@ class Eagle(Drafter):
     def _start_anew(
         self, length: Tensor, numbers: np.ndarray, counts: np.ndarray, too_far: np.ndarray
     ) -> np.ndarray:
-        """Let the heads of those rows `numbers` begin anew that are too far behind; how many positions each reads now.
+        """Restart the heads of those rows `numbers` that are too far behind; return the positions each reads now.
 
         A beginning at a page border depends on the length, which is read here: the only time that a round waits for the
         device, at most once for as many plain rounds as positions are kept.
@@ -284,7 +284,7 @@ class Eagle(Drafter):
     # Rows
 
     def append(self, row: int, request: Member, pages: Sequence[int], bonus: Tensor) -> None:
-        """A request gets a row; its head's KV may begin behind the first page."""
+        """A request gets a row; its head's KV may begin after the first page."""
         self.pending[row] = self._starts[row] = 0
         self._restart(row, request.draft_start, pages)
         self.restarted[row] = request.draft_start > 0
@@ -316,7 +316,7 @@ class Eagle(Drafter):
             self._state.head_pages[requests:rows].fill_(PADDING_PAGE)
 
     def _restart(self, row: int, start: int, pages: Sequence[int]) -> None:
-        """Let the head of a row begin anew at this position, a page border; `pages` begin at the former one."""
+        """Restart the head of a row at this position, a page border; `pages` begin at the former one."""
         skipped = start // self.runner.page_size
         self._pages.fill(row, pages[skipped - self._starts[row] // self.runner.page_size :])
         self._starts[row], self.restarted[row] = start, True

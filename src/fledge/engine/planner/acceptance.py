@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-_DECAY = 0.98  # per round
+_DECAY = 0.98  # factor per round on the weight of earlier rounds
 _PRIOR = (
     3.0  # requests in a round that a guess is worth: the first one, or that a level does as the one above
 )
-_RANKS = 8  # candidates per depth that are told apart
+_RANKS = 8  # candidates per depth with a rate of their own
 # Of a head nothing is known about: the best candidate, and each deeper level's share of the one above.
 _PRIOR_BEST, _PRIOR_NEXT = 0.6, 0.65
 _PRIOR_RANK = 0.25  # each further candidate's share of the one before

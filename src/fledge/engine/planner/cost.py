@@ -13,7 +13,7 @@ cost curves:
     log seconds  =  pace  +  extra[kind]  +  log predicted seconds  +  noise              extra[plain] = 0
 
 A Kalman filter (R. E. Kalman, 1960) holds all of these unknowns in one state: it knows how sure it is of each, and so
-which of them a surprising round tells about. The pace wanders from round to round, as other tenants, clock rates and
+which of them a surprising round informs. The pace wanders from round to round, as other tenants, clock rates and
 longer contexts slow every round alike; extras and curves hardly change. A curve's points are a random walk over sizes:
 whatever is learnt of one size moves all larger ones of which nothing else is known, so that a curve measured four times
 too high is right after a few rounds.
@@ -31,8 +31,8 @@ import numpy as np
 from fledge.engine.planner.plan import Kind
 from fledge.engine.shapes import TreeShape
 
-# Variances of logarithms. Of a round's noise; of the pace, extras and the steps between a curve's points before
-# anything is known; and of what the latter change by from one round to the next.
+# Variances of log seconds: of a round's noise; of the pace, extras and steps between a curve's points before any
+# round; and of the change of each of these from one round to the next.
 _NOISE = 0.05**2
 _FIRST_PACE, _FIRST_LOOKUP, _FIRST_HEAD, _FIRST_STEP = 1.0, 0.03**2, 0.08**2, 0.12**2
 _WANDER, _CREEP = 0.05**2, 0.003**2
@@ -186,7 +186,7 @@ class LearntCosts:
         largest = max(_LARGEST, math.sqrt(_SURPRISE * variance))
         surprise = min(max(surprise, -largest), largest)
         jump = surprise**2 / _SURPRISE - variance
-        if jump > 0:  # what is least sure of what this round tells about is what has changed most
+        if jump > 0:  # the least certain of the unknowns this round informs has changed most
             covariance += np.outer(shared, shared * (jump / (sensitivity @ shared) ** 2))
             shared = covariance @ sensitivity
             variance = sensitivity @ shared + _NOISE
@@ -195,6 +195,6 @@ class LearntCosts:
         return jump <= 0
 
     def _corrected(self, curve: CostCurve, part: slice) -> CostCurve:
-        """As measured, times what was learnt; fewer rows never cost more, which tells of sizes not used so far."""
+        """As measured, times what was learnt; fewer rows never cost more, which bounds sizes not used so far."""
         seconds = np.array(curve.seconds) * np.exp(self._state[part])
         return CostCurve(curve.rows, tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))

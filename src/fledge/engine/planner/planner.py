@@ -48,7 +48,7 @@ _LOOKUP_MARGIN = 1.25  # on the price of lookup's rows: drafted rounds also cost
 # An engine's first rounds with the head use one typical tree of about so many rows (GPU, CPU), to learn what
 # wide and deep trees cost.
 _FIRST_TREES, _FIRST_ROWS, _FIRST_CPU_ROWS = 2, 512, 32
-_HOPING = 16  # an engine's first rounds with the head, which plan with optimistic costs so that larger trees are tried
+_HOPING = 16  # first rounds with the head, planned with optimistic costs so that larger trees are tried
 # A first try divides its costs by this: costs measured during a slow spell would otherwise rule out drafts for good.
 _HOPE = 4.0
 # The credit for tries, in plain rounds: at the start, added per round, at most. Then the longest catching up with

@@ -9,5 +9,5 @@ graphs.py          rounds as CUDA graphs
 padding.py         the batch of such rounds: rows behind the running requests
 native.py          `NativeRound`: the same in one C++ call, where target and head run on the CPU kernels
 native_draft.py    what that call writes about its trees
-hooks.py           what Python does in the midst of the call: penalties, log probabilities, structured outputs
+hooks.py           callbacks from the call into Python: penalties, log probabilities, structured outputs
 """

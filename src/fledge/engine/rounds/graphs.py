@@ -4,16 +4,16 @@ A round is hundreds of small kernels, and for a small target launching them take
 a round reads no value on the host and has fixed shapes, so that all of it can be recorded: draft, verify, accept,
 extend. What a replay reads lies where it lay for the recording:
 
-    carried state, KV pools                 are never allocated anew
+    carried state, KV pools                 are never reallocated
     how tokens are chosen, who speculates,  are written to the same memory ("settled") before a replay
     what lookup's matches are worth
 
 Recordings are few: by `RoundKey`, for some numbers of rows and some trees. A batch runs in the next larger number of
-rows, and what is too much is padding, which reads and writes the page that is nobody's (`PaddedBatch.settle`):
+rows, and what is too much is padding, which reads and writes the unowned page (`PaddedBatch.settle`):
 
     3 requests, recorded for 4 rows     row    0     1     2     3
                                         length 37    112   5     0
-                                        pages  7 2   9 4   3     0      page 0 is nobody's
+                                        pages  7 2   9 4   3     0      page 0 is unowned
 
 A round without a recording is launched kernel by kernel; none is made while requests run. What a replay leaves are the
 tensors of the recording. They are copied to the host before the next one (`flight.py`).
@@ -55,7 +55,7 @@ TREES = tuple(
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # rows of a plain round
 _CHOICES = ("greedy", "drawn", "filtered")  # `SelectionRows.choice`
 _MOST = 256  # recordings
-# Of the target in a recorded round with a tree: more keep a GPU busy for longer than launches take.
+# Target rows in a recorded round with a tree: more keep a GPU busy for longer than launches take.
 _MOST_ROWS = 512
 
 

@@ -29,7 +29,7 @@ class PaddedBatch(RunningBatch):
 
     @contextmanager
     def padded(self, rows: int) -> Iterator[None]:
-        """Within this the first `rows` rows run, whoever they belong to: a round is being recorded."""
+        """Within this the first `rows` rows run, used or not: a round is being recorded."""
         before = self.size, self._speculating
         self.size, self._speculating = rows, Speculating(True, self._mask[:rows], None)
         try:
@@ -40,7 +40,7 @@ class PaddedBatch(RunningBatch):
     def settle(self, rows: int) -> None:
         """A recorded round of `rows` rows runs next: bring what it reads up to date.
 
-        Rows behind the running requests are padding. They have length 0 and no page but the one that is nobody's, so
+        Rows after the running requests are padding. They have length 0 and no page but the unowned one, so
         whatever a round does for them, no request's keys and values are read or written.
         """
         speculating = self.speculating()
