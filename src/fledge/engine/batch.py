@@ -37,7 +37,7 @@ class Member(Protocol):
         """Positions before it are none of the drafter's."""
 
     def context(self, start: int, stop: int) -> list[int]:
-        """Its tokens start .. stop - 1."""
+        """Tokens start .. stop - 1 of the request."""
 
 
 class RowState(Protocol):

@@ -50,7 +50,7 @@ class Flight:
         return len(self._flying)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Within this, what is put on the device goes where launches go."""
+        """Context in which work put on the device goes to the launches' stream."""
         return nullcontext()
 
     def launch(self, work: Callable[[], T], receive: Callable[[T, float], None]) -> None:

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 class Worker:
-    """Its two threads."""
+    """The learning process: one thread reads what the server sends, the other trains."""
 
     def __init__(self, pipe: IO[bytes], out: IO[str]) -> None:
         self._out, self._frames = out, frames(pipe)

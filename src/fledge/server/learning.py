@@ -33,7 +33,7 @@ class LearningRecorder(Protocol):
 
 
 def add_learning(app: FastAPI, metrics: Metrics, learning: LearningRecorder) -> None:
-    """Its route and its metrics."""
+    """Add the route and metrics of learning."""
 
     @app.get("/v1/learn", tags=["Operations"])
     async def learn() -> Json:

@@ -199,7 +199,7 @@ class JsonObject:
         self._valid: list[str] = []
 
     def valid(self, text: str) -> str:
-        """More of the object's text as JSON has to have it."""
+        """Next part of the object's text, as valid JSON."""
         self.seen = 0
         while self.seen < len(text):
             self.end(text)

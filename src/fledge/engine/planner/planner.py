@@ -342,7 +342,7 @@ class AdaptivePlanner:
 def terms(
     bound: TreeShape, requests: int, price: float, cost: CostModel, acceptance: AcceptanceModel
 ) -> Terms:
-    """Of trees within `bound`; `price`: tokens that a second predicted by `cost` is worth."""
+    """Terms of trees within `bound`; `price`: tokens that a second predicted by `cost` is worth."""
     curve = cost.target
     costs = [price * seconds for seconds in curve.seconds]
     step = price * cost.head.at(requests * bound.topk)

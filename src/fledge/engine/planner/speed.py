@@ -39,7 +39,7 @@ class Promise(NamedTuple):
 
 @dataclass
 class _Sums:
-    """Of one kind of round: tokens per request, and seconds over a plain round's."""
+    """Sums over one kind of round: tokens per request, and seconds over a plain round's."""
 
     tokens: float = 0.0
     seconds: float = 0.0

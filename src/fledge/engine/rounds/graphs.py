@@ -137,7 +137,7 @@ def keys(max_batch: int, trees: Sequence[TreeShape]) -> list[RoundKey]:
 
 
 def trees_for(requests: int) -> list[TreeShape]:
-    """Those of `TREES` that are recorded for so many requests."""
+    """Trees of `TREES` that are recorded for so many requests."""
     return [shape for shape in TREES if requests * shape.nodes <= _MOST_ROWS]
 
 

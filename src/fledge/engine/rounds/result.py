@@ -30,7 +30,7 @@ class Drafts(Protocol):
 
     @property
     def proposal(self) -> Proposal | None:
-        """From prompt lookup."""
+        """Prompt lookup's proposal."""
 
     @property
     def sizes(self) -> list[int]:
@@ -38,7 +38,7 @@ class Drafts(Protocol):
 
     @property
     def rows(self) -> int:
-        """Of all requests, that were verified."""
+        """Number of rows verified, over all requests."""
 
 
 class Drafted(NamedTuple):
