@@ -116,7 +116,7 @@ class StreamFlight(Flight):
         self._last: torch.cuda.Event | None = None  # the end of the launch before
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """As in `Flight`."""
+        """See `Flight`."""
         return torch.cuda.stream(self._stream)
 
     def _start_clock(self, now: float) -> None:
@@ -124,12 +124,12 @@ class StreamFlight(Flight):
         self._last = None
 
     def settle(self) -> None:
-        """As in `Flight`."""
+        """See `Flight`."""
         super().settle()
         self._last = None
 
     def finish(self) -> None:
-        """As in `Flight`."""
+        """See `Flight`."""
         self._stream.synchronize()
         super().finish()
 

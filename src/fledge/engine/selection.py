@@ -71,7 +71,7 @@ class SelectionRows:
         self._changed()
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
-        """Pages change nothing."""
+        """Do nothing: pages don't matter here."""
 
     def remove(self, row: int, last: int) -> None:
         """Take a row out; the last row moves into its place."""

@@ -36,7 +36,7 @@ class LiveTau:
             self._now.append((accepted + rounds, rounds))
 
     def swapped(self, *, back: bool = False) -> None:
-        """Another version serves; `back`: the one before, so that there is none to compare it with."""
+        """Record that another version serves; `back`: the one before, so that there is none to compare it with."""
         self._before = [] if back else list(self._now)
         self._now.clear()
 

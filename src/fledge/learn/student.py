@@ -162,7 +162,7 @@ class Student:
         self._served = {}
 
     def go_back(self, head: Head) -> None:
-        """Another head serves again; training goes on from there."""
+        """Continue training from `head`, which serves again."""
         self._begin(head, again=True)
         self._serving, self._served = self._masters.clone(), {}
 
@@ -190,7 +190,7 @@ class Student:
         self._optimize(options)
 
     def _optimize(self, options: TrainOptions) -> None:
-        """Begin a new optimiser, and a new average, from the present weights."""
+        """Start a new optimiser and a new average from the current weights."""
         assert self._learner is not None
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, _HORIZON)
         self._average = self._masters.clone()

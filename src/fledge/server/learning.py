@@ -26,7 +26,7 @@ class LearningRecorder(Protocol):
         """Figures for metrics; reads no file."""
 
     def state(self) -> Json:
-        """All that there is to see."""
+        """Full state for display."""
 
     def close(self) -> None:
         """The engine has ended."""

@@ -257,7 +257,7 @@ def _joined(spoken: list[tuple[Role, str]]) -> list[tuple[Role | None, str]]:
 
 
 def _kept(spoken: list[tuple[Role | None, str]]) -> list[dict[str, Any]] | str:
-    """As messages; a user's empty turn is where the next one would begin."""
+    """Convert turns to messages; a user's empty turn is where the next one would begin."""
     if not any(role == "user" and words for role, words in spoken):
         return "no_user_turn"
     if "tool" in [role for role, _ in spoken]:

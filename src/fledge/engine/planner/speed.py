@@ -123,7 +123,7 @@ class Speeds:
         self._promises.clear()
 
     def forget_head(self) -> None:
-        """Another head drafts: nothing is known of its acceptance."""
+        """Forget acceptance: another head drafts now."""
         self.acceptance = AcceptanceModel(MAX_DEPTH, self._topk, self._reach)
         for sums in self._sums.values():
             sums[Kind.HEAD] = _Sums()

@@ -181,7 +181,7 @@ class GraphRound:
         )  # fmt: skip
 
     def run(self, plan: RoundPlan) -> Outcome:
-        """As in `Round`."""
+        """See `Round`."""
         size = self.batch.size
         recording = self._recordings.get(key) if (key := self._key(plan)) is not None else None
         if key is None or recording is None:
@@ -205,5 +205,5 @@ class GraphRound:
             return self.torch.run(plan)
 
     def passed(self, done: Outcome) -> list[int]:
-        """As in `Round`."""
+        """See `Round`."""
         return self.torch.passed(done)
