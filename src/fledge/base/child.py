@@ -117,7 +117,7 @@ def started(
 
 @contextmanager
 def _guard() -> Iterator[IO[bytes]]:
-    """Where to write the process group to end if we are killed, and how long ending may take."""
+    """Pipe that takes the process group to end if we are killed, and the seconds that ending may take."""
     command = [sys.executable, "-I", "-S", "-c", _GUARD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         if process.stdin is None:

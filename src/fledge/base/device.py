@@ -77,7 +77,7 @@ class HostTable:
         self.write(row, 0, values)
 
     def copy(self, row: int, over: int) -> None:
-        """One row over another."""
+        """Copy one row over another."""
         self._numbers[over] = self._numbers[row]
         self._send(over)
 

@@ -69,7 +69,7 @@ class Options(BaseModel):
 
     @classmethod
     def signature(cls) -> Signature:
-        """Its fields as keyword-only parameters."""
+        """Signature with the options' fields as keyword-only parameters."""
         return Signature(
             [
                 Parameter(name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation)

@@ -53,7 +53,7 @@ class OneRetryLine(logging.Filter):
         self._said = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Says the first one itself, and drops all."""
+        """Log the first one, and drop all."""
         if not self._said:
             self._said = True
             logger.warning("%s; trying again (--verbose shows each attempt)", record.getMessage())

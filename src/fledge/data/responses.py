@@ -31,7 +31,7 @@ from fledge.engine import Engine
 from fledge.target import Target
 
 FORMAT = 3
-_MEASURED = 64  # of the prompts with the most characters
+_MEASURED = 64  # prompts, those with the most characters
 _TURN_ROOM = 32  # tokens of a template around a turn and its answer
 _TEMPLATE_ROOM = 512  # tokens of a template's own words: a default system prompt, how to call tools
 

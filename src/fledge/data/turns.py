@@ -48,7 +48,7 @@ def next_turn_ids(target: Target, messages: Sequence[Message], text: str) -> lis
 
 
 def continuation(target: Target, before: Sequence[int], rendered: Sequence[int]) -> list[int] | None:
-    """Of the ids that serving renders for a longer conversation, those after the ids that it has so far.
+    """Ids that serving renders for a longer conversation, from the end of the ids that it has so far.
 
     None if the rendered text doesn't begin with that of `before`: a template trimmed or dropped generated text, such as
     thinking.

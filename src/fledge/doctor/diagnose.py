@@ -40,7 +40,7 @@ _COMPARE = "compare it with the original (--reference)"
 _USELESS = 0.05  # share of correct first proposals below which speculation is useless
 _USELESS_TAU = 1.05  # mean tau of a server below which it is useless
 _SERVED_SHORTFALL = 0.1  # of our own chain's tau, over ten prompts
-_SHORTFALL = 0.2  # of what a head promises, above which its acceptance is low
+_SHORTFALL = 0.2  # share of a head's recorded acceptance; a larger shortfall is reported
 # The released head (9.8 M weights, 5 M answer tokens, a target of 135 M) has 0.54 on PROMPTS. A head of half its size,
 # and as much data or an unknown amount of it, promises that.
 _PROMISED, _PROMISING_WEIGHTS, _PROMISING_TOKENS = 0.55, 5_000_000, 3_000_000
@@ -131,7 +131,7 @@ def _not_runnable(target: Target) -> str:
 
 
 def _own_embedding(head: Head, target: Target) -> list[Defect]:
-    """Of a target that can't be run: whether most rows of the head's own embedding are others than the target's."""
+    """For a target that can't be run: a defect if most rows of the head's own embedding differ from the target's."""
     own = head.weights.embedding
     different = 0 if own is None else different_rows(own, target)
     if 2 * different <= target.config.vocab_size:

@@ -37,7 +37,7 @@ class Member(Protocol):
         """Positions before it are none of the drafter's."""
 
     def context(self, start: int, stop: int) -> list[int]:
-        """Its tokens start .. stop - 1."""
+        """Tokens start .. stop - 1 of the request."""
 
 
 class RowState(Protocol):
@@ -50,7 +50,7 @@ class RowState(Protocol):
         """Row `row` is free; row `last`, the last one, moves there."""
 
     def clear(self) -> None:
-        """All rows are free."""
+        """Free all rows."""
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
         """A request gets more pages of the KV pool, from number `start` on."""

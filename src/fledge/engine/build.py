@@ -46,7 +46,7 @@ _PENDING_PAGES = 8  # of the latest positions, kept for a head that falls behind
 
 @dataclass(frozen=True)
 class EngineParts:
-    """All that an engine holds."""
+    """All parts of an engine."""
 
     rounds: Rounds
     target: TargetForward
@@ -88,7 +88,7 @@ def refuse_overlap(device: torch.device) -> None:
 
 
 def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOptions) -> EngineParts:
-    """All that an engine holds. Raises an EngineError if its limits leave no room for a request."""
+    """Build all parts of an engine. Raises an EngineError if its limits leave no room for a request."""
     own = options.drafter
     if options.tree == PLAIN:
         head = own = None

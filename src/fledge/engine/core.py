@@ -157,7 +157,7 @@ class EngineCore:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        """Within this, work put on the device runs after earlier work."""
+        """Context in which work put on the device runs after earlier work."""
         with torch.inference_mode(), self._flight.on_device():
             yield
 

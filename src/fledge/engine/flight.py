@@ -50,7 +50,7 @@ class Flight:
         return len(self._flying)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Within this, what is put on the device goes where launches go."""
+        """Context in which work put on the device goes to the launches' stream."""
         return nullcontext()
 
     def launch(self, work: Callable[[], T], receive: Callable[[T, float], None]) -> None:
@@ -116,7 +116,7 @@ class StreamFlight(Flight):
         self._last: torch.cuda.Event | None = None  # the end of the launch before
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """As in `Flight`."""
+        """See `Flight`."""
         return torch.cuda.stream(self._stream)
 
     def _start_clock(self, now: float) -> None:
@@ -124,12 +124,12 @@ class StreamFlight(Flight):
         self._last = None
 
     def settle(self) -> None:
-        """As in `Flight`."""
+        """See `Flight`."""
         super().settle()
         self._last = None
 
     def finish(self) -> None:
-        """As in `Flight`."""
+        """See `Flight`."""
         self._stream.synchronize()
         super().finish()
 

@@ -51,7 +51,7 @@ class PathLogprobs(NamedTuple):
 
 
 def path_logprobs(logits: Tensor, wanted: LogprobRows, rows: Tensor | None, chosen: Tensor) -> PathLogprobs:
-    """From raw `logits` [R, V]; `rows` [B, W]: each request's rows, None: one each; `chosen` [B, W]: their tokens."""
+    """Log probabilities from raw `logits` [R, V]; `rows` [B, W] of each request, None: one each; `chosen` [B, W]."""
     chosen = chosen.index_select(0, wanted.requests)  # [n, W]
     places = wanted.requests[:, None] if rows is None else rows.index_select(0, wanted.requests)
     values = logits.index_select(0, places.reshape(-1)).float()
@@ -66,7 +66,7 @@ def path_logprobs(logits: Tensor, wanted: LogprobRows, rows: Tensor | None, chos
 
 
 def token_logprobs(logits: Tensor, token_ids: list[int], top: int) -> list[TokenLogprob]:
-    """Of these tokens, from raw `logits` [R, V]: row r is what token r was chosen from; further rows are left out."""
+    """Log probabilities of tokens from raw `logits` [R, V]: token r was chosen from row r; further rows are ignored."""
     path = torch.tensor([token_ids], device=logits.device)
     rows = torch.arange(len(token_ids), device=logits.device)[None]
     wanted = LogprobRows(requests=torch.zeros_like(rows[:, 0]), numbers=[0], top=top)

@@ -28,7 +28,7 @@ def memory_for_kv(device: torch.device, activations: int = 0) -> int:
 
 
 def activation_bytes(config: DecoderConfig, rows: int, logit_rows: int, itemsize: int) -> int:
-    """About what a forward over `rows` rows needs beside weights and KV; `logit_rows` of them choose a token.
+    """Approximate bytes of a forward over `rows` rows, besides weights and KV; `logit_rows` of them choose a token.
 
     Where a layer has experts, their rows are counted as a dense layer's.
     """
@@ -40,7 +40,7 @@ def activation_bytes(config: DecoderConfig, rows: int, logit_rows: int, itemsize
 
 
 def graph_bytes(config: DecoderConfig, rows: int, recordings: int, itemsize: int) -> int:
-    """About what recorded rounds keep, of which the largest has so many rows: they share the tensors' memory."""
+    """Approximate bytes of recorded rounds; the largest has `rows` rows. They share the tensors' memory."""
     return activation_bytes(config, rows, rows, itemsize) + recordings * _GRAPH_BYTES
 
 

@@ -207,7 +207,7 @@ def params_from(given: SamplingParams | None, options: SamplingOptions) -> Sampl
 def params_of_each(
     given: SamplingParams | Sequence[SamplingParams] | None, options: SamplingOptions, prompts: int
 ) -> list[SamplingParams]:
-    """Of so many prompts."""
+    """Parameters of each of `prompts` prompts."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         return [params_from(given, options)] * prompts
     if len(given) != prompts:

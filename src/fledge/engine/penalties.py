@@ -102,7 +102,7 @@ def allowed(
 def _forms(
     edits: LogitEdits, tree: DraftTree | None, owner: Tensor, node: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each answer that has to have a form: which of the edited rows are its, and what they may choose, in bits."""
+    """For each answer with a form: its places among the edited rows, and the bit masks of their allowed tokens."""
     for number, follower in enumerate(edits.followers):
         if follower is None:
             continue

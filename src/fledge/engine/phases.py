@@ -54,7 +54,7 @@ class PhaseClock:
         return seconds
 
     def add(self, phase: Phase, seconds: float) -> None:
-        """Of the time since the last lap, `seconds` were a phase's; the next lap gets the rest."""
+        """Attribute `seconds` of the time since the last lap to a phase; the next lap gets the rest."""
         self._seconds[phase] += seconds
         self._mark += seconds
 

@@ -101,7 +101,7 @@ class PrefixCache:
         self._key_of.clear()
 
     def forget_heads(self) -> None:
-        """Another head drafts: what the former one wrote is none of its own."""
+        """Mark all pages as lacking the head's KV: another head drafts now."""
         self._entries = {
             key: entry._replace(with_head=not self._heads) for key, entry in self._entries.items()
         }

@@ -178,7 +178,7 @@ class Request:
         self.flying_most += most
 
     def land(self, least: int, most: int) -> None:
-        """Such a result is taken."""
+        """The result of work counted by `take_off` is taken."""
         self.flying_least -= least
         self.flying_most -= most
 

@@ -269,7 +269,7 @@ class Scheduler:
         return True
 
     def _add_pages(self, request: Request, tokens: int) -> bool:
-        """Pages for so many KV indices; False, and no change, if too few are free."""
+        """Allocate pages for `tokens` KV indices; False, and no change, if too few are free."""
         held = len(request.pages)
         if not self.pool.reserve(request.pages, tokens):
             return False

@@ -1,4 +1,4 @@
-"""Where in a JSON schema something is that llguidance can't hold an answer to.
+"""Location in a JSON schema of a keyword that llguidance can't enforce.
 
 {"properties": {"x": {"type": "string", "pattern": "(?!a)b"}}}   ->   properties.x.pattern, "look-around ..."
 """

@@ -71,7 +71,7 @@ class SelectionRows:
         self._changed()
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
-        """Pages change nothing."""
+        """Do nothing: pages don't matter here."""
 
     def remove(self, row: int, last: int) -> None:
         """Take a row out; the last row moves into its place."""
@@ -114,7 +114,7 @@ class SelectionRows:
 
     @contextmanager
     def recording(self, requests: int, choice: str) -> Iterator[None]:
-        """Within this so many requests choose in this way (`choice`), by parameters that are written later."""
+        """Context in which `requests` requests choose tokens by `choice`, with parameters written later."""
         if self._fixed is None:
             self._fixed = _no_sampling(self._capacity, self._device)
         self._selections, self._recorded = {}, (requests, choice)

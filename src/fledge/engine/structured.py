@@ -35,8 +35,8 @@ _WANTED = {
 _INSTALL = 'structured_outputs needs llguidance: pip install "fledge[structured]"'
 # Bytes of source. A compiled grammar takes up to 400 times as much memory (a text in a JSON schema's const).
 LARGEST_GRAMMAR = 128 << 10
-_MOST_RECENT = 256 << 10  # of grammars that are kept for later answers
-_MOST_LIVE = 2 << 20  # of those and the ones of answers in progress
+_MOST_RECENT = 256 << 10  # bytes of source, of grammars that are kept for later answers
+_MOST_LIVE = 2 << 20  # bytes of source, of those and the ones of answers in progress
 _PROBED_TOKENS = 16  # tokens of a trial answer when a grammar is compiled
 _LISTING = re.compile(r"\s*(\d+ \||\^)")  # llguidance shows the line of a grammar that is wrong
 _LONGEST_FAULT = 400  # characters of llguidance's message that are passed on
@@ -218,7 +218,7 @@ class Follower:
         self._broken = False
 
     def after(self, tokens: Sequence[int]) -> Follower:
-        """Another, so many tokens further on."""
+        """A follower that has also taken `tokens`."""
         other = Follower(self._grammar)
         other.take([*self._taken, *tokens])
         return other

@@ -86,7 +86,7 @@ class OnlineFeatures:
         return packed.token_ids, packed.loss_mask
 
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
-        """Several with their hidden states, without those that a server refused: those not stored yet go through the
+        """Conversations with hidden states, without those that a server refused: those not stored yet go through the
         target together."""
         with self._lock, torch.no_grad():
             fresh = {sample.conversation_id: sample for sample in self._fresh}

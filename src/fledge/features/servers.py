@@ -138,5 +138,5 @@ class Servers:
             return all(one.rests_until > now for one in self._servers)
 
     def _seconds(self, before: int) -> float:
-        """Of a pause or rest after `before` others."""
+        """Seconds of a pause or rest after `before` others."""
         return min(_LONGEST_PAUSE_S, self._options.backoff_s * 2 ** min(before, 16))

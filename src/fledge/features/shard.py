@@ -285,7 +285,7 @@ class _Place:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> _Place:
-        """From an entry of a safetensors header."""
+        """Parse an entry of a safetensors header."""
         types = {
             "BF16": torch.bfloat16,
             "F8_E4M3": torch.float8_e4m3fn,

@@ -63,5 +63,5 @@ def instead_of_last_layer(count: int) -> str:
 
 
 def refusals(architecture: str) -> list[str]:
-    """Those of all engines."""
+    """The refusals of all engines."""
     return [sentence for engine in engine_targets() if (sentence := refusal(engine, architecture))]

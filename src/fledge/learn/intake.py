@@ -17,7 +17,7 @@ from fledge.engine.record import Tape
 from fledge.learn.wire import send, send_conversation
 
 _LONGEST = 128  # conversations that may wait
-_SHARE = 8  # of the ring's bytes that may wait: one in so many
+_SHARE = 8  # one in so many of the ring's bytes may wait
 
 
 class _Ended(NamedTuple):

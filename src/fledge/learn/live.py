@@ -24,7 +24,7 @@ class Tau(NamedTuple):
 
 
 class LiveTau:
-    """Of the version that serves and the one before."""
+    """Acceptance of the serving version and the one before."""
 
     def __init__(self) -> None:
         self._now: deque[tuple[int, int]] = deque(maxlen=_KEPT)
@@ -36,12 +36,12 @@ class LiveTau:
             self._now.append((accepted + rounds, rounds))
 
     def swapped(self, *, back: bool = False) -> None:
-        """Another version serves; `back`: the one before, so that there is none to compare it with."""
+        """Record that another version serves; `back`: the one before, so that there is none to compare it with."""
         self._before = [] if back else list(self._now)
         self._now.clear()
 
     def tau(self) -> float | None:
-        """Of the version that serves; None without drafted rounds."""
+        """Tau of the serving version; None without drafted rounds."""
         return _ratio(list(self._now)).value if self._now else None
 
     def fell(self) -> bool:

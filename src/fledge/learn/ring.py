@@ -85,7 +85,7 @@ class Ring:
         return sample.token_ids, sample.loss_mask
 
     def read_many(self, infos: Sequence[SampleInfo]) -> list[FeatureSample]:
-        """Several with their hidden states; without those that had to make room meanwhile."""
+        """Several conversations with their hidden states, without any evicted meanwhile."""
         with self._lock:
             return [self._samples[info.index] for info in infos if info.index in self._samples]
 

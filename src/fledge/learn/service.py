@@ -140,12 +140,12 @@ class Learning:
         threading.Thread(target=self._keep, name="fledge-learn-keeper", daemon=True).start()
 
     def before_step(self) -> None:
-        """As the engine's recorder."""
+        """Called by the engine on its recorder."""
         if self._process is not None:
             self._turns.before_step()
 
     def finished(self, tape: Tape, token_ids: Sequence[int]) -> None:
-        """As the engine's recorder."""
+        """Called by the engine on its recorder."""
         if self.speculates:
             self._live.add(tape.accepted, tape.rounds)
         if self._intake is not None and self._why is None and tape.group not in self._options.excluded:
@@ -179,7 +179,7 @@ class Learning:
         }
 
     def state(self) -> dict[str, Any]:
-        """All that there is to see, as JSON."""
+        """Full state for display, as JSON."""
         return {
             **self.figures(),
             "pinned": self._versions.pinned(),
@@ -346,7 +346,7 @@ class Learning:
                 logger.warning("version %d is served again after a restart: %s", fallen, first_line(error))
 
     def _keep(self) -> None:
-        """Let the process go on in pauses; look after acceptance and what is pinned. In a thread."""
+        """Let the process work in pauses; track acceptance and pinned versions. Runs in a thread."""
         engine, looked = self._engine, 0.0
         assert engine is not None
         while not self._closing.wait(_KEEPER_S) and self._why is None:

@@ -35,10 +35,10 @@ from fledge.train.options import TrainOptions
 from fledge.train.start import random_head
 
 _HORIZON = 10**6  # steps of a schedule that never decays
-_WARMUP = 30  # of these
+_WARMUP = 30  # steps
 _AGAIN = 0.3  # learning rates of a trained head, relative to a new one's
 _COMMON = 3  # conversations in which a token has to occur for a draft vocabulary to take it because of them
-_LIKELY = 0.1  # of an answer's tokens that have to be the target's most probable ones
+_LIKELY = 0.1  # minimum share of an answer's tokens that are the target's most probable ones
 _LOGIT_ROWS = 256
 _AT_ONCE = 256  # tokens whose activations are in memory
 _FEWEST = 8  # conversations to start with
@@ -162,7 +162,7 @@ class Student:
         self._served = {}
 
     def go_back(self, head: Head) -> None:
-        """Another head serves again; training goes on from there."""
+        """Continue training from `head`, which serves again."""
         self._begin(head, again=True)
         self._serving, self._served = self._masters.clone(), {}
 
@@ -190,7 +190,7 @@ class Student:
         self._optimize(options)
 
     def _optimize(self, options: TrainOptions) -> None:
-        """Begin a new optimiser, and a new average, from the present weights."""
+        """Start a new optimiser and a new average from the current weights."""
         assert self._learner is not None
         self._optimizer = Optimizer(self._learner.unrolled.weights, options, _HORIZON)
         self._average = self._masters.clone()

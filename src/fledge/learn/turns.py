@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-_SLICE_S = 0.03  # how long steps wait: about three of a small model on two cores
+_SLICE_S = 0.03  # seconds: about three steps of a small model on two cores
 _QUIET_S = 0.05  # without a step, after which training goes on
 _LONGEST_STEP_S = 1.0  # that counts as serving; more is an idle engine
 _MOST_SLICES = 4  # earned ahead, as during a long prefill

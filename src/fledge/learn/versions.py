@@ -48,7 +48,7 @@ class Versions:
         self.folder = Path(folder)
 
     def cards(self) -> list[Card]:
-        """Of all versions, oldest first. Raises a HeadError for one that can't be read."""
+        """Cards of all versions, oldest first. Raises a HeadError for one that can't be read."""
         if not self.folder.is_dir():
             return []
         numbers = sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())

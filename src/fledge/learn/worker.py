@@ -57,7 +57,7 @@ def main() -> None:
 
 
 class Worker:
-    """Its two threads."""
+    """The learning process: one thread reads what the server sends, the other trains."""
 
     def __init__(self, pipe: IO[bytes], out: IO[str]) -> None:
         self._out, self._frames = out, frames(pipe)
@@ -86,7 +86,7 @@ class Worker:
         self._unlikely = 0  # conversations that were left out
 
     def run(self) -> None:
-        """Until the server ends."""
+        """Run until the server ends."""
         threading.Thread(target=self._read, daemon=True).start()
         with freed_memory_is_kept():
             self._train()
@@ -114,7 +114,7 @@ class Worker:
                 return_unused_memory()
 
     def _read(self) -> None:
-        """Take in what comes; in a thread."""
+        """Receive messages from the server; runs in a thread."""
         try:
             for frame in self._frames:
                 if frame.facts["kind"] == "back":
@@ -136,7 +136,7 @@ class Worker:
             os._exit(1)
 
     def _obey(self) -> None:
-        """Go back to the head that the server went back to."""
+        """Return to the head that the server returned to."""
         back, self._back = self._back, None
         if back is not None:
             head, self._serving = back
@@ -158,7 +158,7 @@ class Worker:
             self._loss = average + _SMOOTH * (loss - average)
 
     def _set_back(self, why: str) -> None:
-        """Begin again from the head that serves, in smaller steps."""
+        """Restart from the serving head, with smaller steps."""
         self._setbacks += 1
         if self._setbacks >= _SETBACKS:
             raise DataError(f"{why}, {_SETBACKS} times in a row")

@@ -64,7 +64,7 @@ class _Document(ForgivingBody):
 
 
 class _Source(ForgivingBody):
-    """Of a document that is text."""
+    """Source of a text document."""
 
     data: str | None = None
     content: str | _Blocks | None = None

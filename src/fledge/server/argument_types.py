@@ -62,7 +62,7 @@ def _values(about: Mapping[str, Any]) -> list[Any]:
 
 
 def _resolved(about: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without a reference into the schema itself."""
+    """Resolve a reference into the schema itself."""
     for _ in range(_DEEPEST):
         if not isinstance(about, Mapping) or not isinstance(about.get("$ref"), str):
             break

@@ -225,7 +225,7 @@ class ChatMessage(ForgivingBody):
 
     @property
     def characters(self) -> int:
-        """About how many characters the chat template writes of it."""
+        """Approximate number of characters that the chat template writes for the message."""
         parts = (
             [self.content] if isinstance(self.content, str) else [part.said for part in self.content or ()]
         )

@@ -260,7 +260,7 @@ def check_clients(names: Sequence[str], keys: Sequence[str]) -> None:
 
 
 def _name(digest: bytes) -> str:
-    """Of a key, for logs."""
+    """Name of a key in logs."""
     return "key-" + digest.hex()[:12]
 
 

@@ -318,7 +318,7 @@ def _tell_where(body: ChatRequest | CompletionRequest) -> None:
     if fault is not None:
         field = "response_format" if body.structured_outputs is None else "structured_outputs"
         place = ".".join(filter(None, (body.form_named, fault.place)))
-        raise errors.invalid(f"{place}: {fault.told}; leave it out, or say it in another way", field)
+        raise errors.invalid(f"{place}: {fault.told}; leave it out, or express it differently", field)
     for tool in body.offered if isinstance(body, ChatRequest) else ():
         fault = fault_in(usable(tool.function.schema_of_arguments))
         if fault is not None:

@@ -64,7 +64,7 @@ class ChannelReader:
         return self.add(text, last=True)
 
     def _header(self, parts: MessageParts, last: bool) -> bool:
-        """Before a message: its role, channel and recipient."""
+        """State before a message: its role, channel and recipient."""
         head, found, rest = self._text.partition(MESSAGE)
         if not found:
             bare = head.lstrip()

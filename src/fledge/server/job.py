@@ -121,7 +121,7 @@ class Job:
         self.news.set()
 
     def parts(self, text: str, *, last: bool) -> MessageParts:
-        """More of the answer's text as parts of a message."""
+        """Parse the next text of the answer into parts of a message."""
         return _content(text) if self._reader is None else self._reader.add(text, last=last)
 
     @property

@@ -26,14 +26,14 @@ class LearningRecorder(Protocol):
         """Figures for metrics; reads no file."""
 
     def state(self) -> Json:
-        """All that there is to see."""
+        """Full state for display."""
 
     def close(self) -> None:
         """The engine has ended."""
 
 
 def add_learning(app: FastAPI, metrics: Metrics, learning: LearningRecorder) -> None:
-    """Its route and its metrics."""
+    """Add the route and metrics of learning."""
 
     @app.get("/v1/learn", tags=["Operations"])
     async def learn() -> Json:

@@ -45,7 +45,7 @@ class MessageParts:
         return bool(self.pieces)
 
     def add(self, kind: Literal["reasoning", "content"], text: str) -> None:
-        """More reasoning, or more content."""
+        """Append reasoning or content."""
         if not text:
             return
         if self.pieces and self.pieces[-1].kind == kind:
@@ -54,11 +54,11 @@ class MessageParts:
             self.pieces.append(Piece(kind, text))
 
     def begin_call(self, index: int, call: Call) -> None:
-        """Another call, with the arguments there are so far."""
+        """Begin another call, with the arguments received so far."""
         self.pieces.append(Piece("call", call.arguments, index, call))
 
     def add_arguments(self, index: int, text: str) -> None:
-        """More arguments of the last call."""
+        """Append arguments of the last call."""
         if not text:
             return
         if self.pieces and self.pieces[-1].kind == "call" and self.pieces[-1].index == index:

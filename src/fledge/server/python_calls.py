@@ -93,7 +93,7 @@ class PythonCallReader(CallParser):
         return self._candidate(rest[1:], parts) if rest.startswith("[") else self._is_content(parts, bare)
 
     def _next(self, parts: MessageParts) -> bool:
-        """After a call."""
+        """State after a call."""
         bare = self._text.lstrip()
         if not bare:
             return False
@@ -119,7 +119,7 @@ class PythonCallReader(CallParser):
         return True
 
     def _after(self, parts: MessageParts) -> bool:
-        """After the list."""
+        """State after the list."""
         del parts
         bare, mark = self._text.lstrip(), self._form.wrap[1]
         if not bare or (bare != mark and mark.startswith(bare)):

@@ -165,7 +165,7 @@ class StrictBody(BaseModel):
 
     @classmethod
     def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """With fields that have another name elsewhere under their name here."""
+        """Rename fields that other APIs call differently."""
         return data
 
     @classmethod

@@ -163,7 +163,7 @@ class TaggedCallReader(CallParser):
         return self._then(rest, self._next_argument)
 
     def _after(self, parts: MessageParts) -> bool:
-        """After a call."""
+        """State after a call."""
         del parts
         bare, close = self._text.lstrip(), self._form.close
         if not bare or (bare != close and close.startswith(bare)):

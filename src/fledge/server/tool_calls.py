@@ -90,12 +90,12 @@ class JsonCallReader(CallParser):
         return (self._form.open,) if self._form.open else ()
 
     def _first(self, parts: MessageParts) -> bool:
-        """After an opening."""
+        """State after an opening."""
         bare = self._text.lstrip().removeprefix(self._form.open).lstrip()
         return self._candidate(bare.removeprefix("[").lstrip(), parts)
 
     def _next(self, parts: MessageParts) -> bool:
-        """After a call, where another seems to begin."""
+        """State after a call, where another seems to begin."""
         return self._candidate(self._text[self._at :], parts)
 
     def _candidate(self, bare: str, parts: MessageParts) -> bool:
@@ -133,7 +133,7 @@ class JsonCallReader(CallParser):
         return end is not None
 
     def _rest(self, parts: MessageParts) -> bool:
-        """After the arguments, inside the call's object: its brace, or keys that a message has no field for."""
+        """State after the arguments, inside the call's object: its brace, or keys that a message has no field for."""
         bare = self._text.lstrip()
         if not bare:
             return False
@@ -143,7 +143,7 @@ class JsonCallReader(CallParser):
         return end is not None
 
     def _between(self, parts: MessageParts) -> bool:
-        """After a call."""
+        """State after a call."""
         bare, close = self._text.lstrip(), self._form.close
         punctuation = bare[:1] if bare.startswith((",", ";", "]")) else ""
         rest = bare.removeprefix(punctuation).lstrip()
@@ -199,7 +199,7 @@ class JsonObject:
         self._valid: list[str] = []
 
     def valid(self, text: str) -> str:
-        """More of the object's text as JSON has to have it."""
+        """Next part of the object's text, as valid JSON."""
         self.seen = 0
         while self.seen < len(text):
             self.end(text)

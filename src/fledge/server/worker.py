@@ -238,7 +238,7 @@ class EngineWorker:
         self._post(events)
 
     def _recover(self) -> None:
-        """After a failed step: fail its requests; the engine starts from scratch with the next ones."""
+        """Recover from a failed step: fail its requests; the engine starts from scratch with the next ones."""
         self._faults += 1
         self.metrics.faults.inc()
         logger.exception("a step of the engine failed; its %d requests fail with it", len(self._active))

@@ -82,7 +82,7 @@ class ChatTemplate:
         """Raise a TargetError for tools, their calls and their answers if the template knows none."""
         shown = self.shows_calls if tools else self._shows_calls_alone
         if (tools and not self.takes_tools) or (_has_calls(messages) and not shown):
-            raise TargetError("the target's chat template knows no tools: leave them out")
+            raise TargetError("the target's chat template doesn't support tools: leave them out")
 
     @cached_property
     def takes_tools(self) -> bool:

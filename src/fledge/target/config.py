@@ -42,7 +42,7 @@ def engine_feature_layers(n: int) -> tuple[int, int, int] | None:
 
 
 def default_feature_layers(n: int) -> tuple[int, int, int]:
-    """Of n layers, those (0-based) whose OUTPUT residual stream is the low, middle and high feature.
+    """The layers (0-based) of n whose OUTPUT residual stream is the low, middle and high feature.
 
     As every engine takes them; below 7 layers first, middle and last.
     """

@@ -116,12 +116,12 @@ class Target:
 
     @cached_property
     def vocabulary_hash(self) -> str:
-        """Of its tokens: the same for every quantisation and most fine-tunes of a model."""
+        """Hash of the tokens: the same for every quantisation and most fine-tunes of a model."""
         return vocabulary_hash(self.tokenizer.convert_ids_to_tokens, self.config.vocab_size)
 
     @cached_property
     def template_hash(self) -> str:
-        """Of what its chat template makes of conversations, whatever its text; empty without a template."""
+        """Hash of the chat template's results, whatever its text; empty without a template."""
         return template_hash(self.tokenizer)
 
     @cached_property

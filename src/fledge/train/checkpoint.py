@@ -78,7 +78,7 @@ class CheckpointWriter:
         self._writing = self._thread.submit(checkpoint.save, url)
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

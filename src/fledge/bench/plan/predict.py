@@ -161,7 +161,7 @@ class SpeedRow:
 
     @property
     def cells(self) -> list[str]:
-        """As the table shows it."""
+        """Cells of the table's row."""
         tpots = (self.tpot_plain_ms, self.tpot_ms)
         throughput = (number(1e3 * self.concurrency / tpot, 0) for tpot in tpots)
         return [str(self.concurrency), *(number(tpot, 2) for tpot in tpots), times(self.speedup), *throughput]

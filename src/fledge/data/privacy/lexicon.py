@@ -39,7 +39,7 @@ _ACCENTED = 4.3  # Zipf frequency from which an accented word isn't also looked 
 
 @lru_cache(maxsize=16_384)
 def unaccented(word: str) -> str:
-    """Without accents: Thais for Thaís."""
+    """Remove accents: Thais for Thaís."""
     if word.isascii():
         return word
     return "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))

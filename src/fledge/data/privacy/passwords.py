@@ -158,13 +158,13 @@ def _finding(match: re.Match[str], value: str, score: float) -> Finding:
 
 
 def _bare(token: str) -> str:
-    """Without the sentence's punctuation; a mark after a digit may belong to the password."""
+    """Strip the sentence's punctuation; a mark after a digit may belong to the password."""
     bare = re.sub(r"(?<=\d[!?])[!?]+$", "", token.rstrip(".,;:"))
     return bare if bare[-2:-1].isdigit() else bare.rstrip(".,;:!?")
 
 
 def trimmed(value: str) -> str:
-    """Without the sentence's punctuation; a final ! or ? after a digit may belong to the password."""
+    """Strip the sentence's punctuation; a final ! or ? after a digit may belong to the password."""
     bare = value.split("</")[0].rstrip(".,;:)]}>")
     marks = sum(not character.isalnum() for character in bare[:-1])
     kept = bare[-1:] in ("!", "?") and (bare[-2:-1].isdigit() or marks > 2)

@@ -72,7 +72,7 @@ _SPOKEN = ("text", "content", "value", "message", "body")  # of a row that is on
 _BODIES = ("body", "request", "request_body", "requestBody", "payload", "params", "data", "input", "inputs", "kwargs",
            "proxy_server_request", "inputBodyJson", "obj", "attributes")  # fmt: skip
 _REQUEST_LISTS = ("messages", "contents", "prompt", "input")
-_DEPTH = 5  # of wrappers around a request
+_DEPTH = 5  # levels of wrappers around a request
 _CATEGORIES = ("category", "workload", "task")
 _PASSAGES = ("input", "context", "contexts", "passage", "passages", "document", "documents", "article", "background",
              "paragraph", "knowledge", "evidence", "ctxs", "chunks", "docs", "retrieved_documents",

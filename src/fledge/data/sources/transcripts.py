@@ -59,7 +59,7 @@ _ANYBODY = re.compile(
     r"(?:^|(?<=\n))(?P<left>(?:[^\w\s]{1,4} ?)?)(?P<name>[^\W\d][\w'.-]{0,20}(?: (?!said)[\w'.-]{1,20})?)"
     r"(?P<right>(?: said)?(?:\*\*|[\])>])? ?[:：](?:\*\*)?(?!//)|[\])>](?=\s)|(?<=[\w*])(?:\*\*)?[ \t]*(?=\n))"
 )
-_FIRST_WORDS = 3  # of a question with one answer, at least, where it could be a field: "User: alice"
+_FIRST_WORDS = 3  # minimum words of a question with one answer, where it could be a field: "User: alice"
 _VICUNA = re.compile(
     r"(?:^|\s|(?<=>))(?P<name>(?:(?:GPT4|Code|Math)(?: Correct)? )?"
     r"(?:User|Assistant|Human|USER|ASSISTANT|GPT|HUMAN|AI|SYSTEM)):(?!:)(?:(?=\s|$)|(?<=USER:)|(?<=ASSISTANT:))"
@@ -257,7 +257,7 @@ def _joined(spoken: list[tuple[Role, str]]) -> list[tuple[Role | None, str]]:
 
 
 def _kept(spoken: list[tuple[Role | None, str]]) -> list[dict[str, Any]] | str:
-    """As messages; a user's empty turn is where the next one would begin."""
+    """Convert turns to messages; a user's empty turn is where the next one would begin."""
     if not any(role == "user" and words for role, words in spoken):
         return "no_user_turn"
     if "tool" in [role for role, _ in spoken]:

@@ -137,7 +137,7 @@ class Drafter:
         """Row `row` is free; row `last`, the last one, moves there."""
 
     def clear(self) -> None:
-        """All rows are free."""
+        """Free all rows."""
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
         """A request gets more pages of the KV pool, from number `start` on."""

@@ -186,7 +186,7 @@ class Eagle(Drafter):
             self.pending[row] += count
 
     def behind(self, size: int) -> tuple[list[int], list[bool]]:
-        """As in `Drafter`."""
+        """See `Drafter`."""
         return self.pending[:size], self.restarted[:size]
 
     def catch_up(self, batch: RunningBatch) -> None:
@@ -302,11 +302,11 @@ class Eagle(Drafter):
         self._starts[row] = self._starts[last]
 
     def clear(self) -> None:
-        """All rows are free."""
+        """Free all rows."""
         self.pending[:] = [0] * len(self.pending)
 
     def enter_pages(self, row: int, start: int, pages: Sequence[int]) -> None:
-        """More pages of a request."""
+        """Store more pages of a request."""
         self._pages.write(row, start - self._starts[row] // self.runner.page_size, pages)
 
     def settle(self, requests: int, rows: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class DraftProgress:
-    """Of one request. A drafter without KV of its own never falls behind, so nothing here holds it up."""
+    """A drafter's progress on one request. A drafter without KV of its own never falls behind."""
 
     start: int = 0  # first position in the drafter's KV
     written: int = 0  # positions from the first on that its KV holds without a gap

@@ -83,7 +83,7 @@ class Planner(Protocol):
         """Learn from a finished round."""
 
     def forget_head(self) -> None:
-        """Another head drafts from now on: forget how well the former one did."""
+        """Forget the former head's acceptance: another head drafts now."""
 
 
 class FixedPlanner:
@@ -102,7 +102,7 @@ class FixedPlanner:
         return self._plan.kind is not Kind.PLAIN
 
     def rereads(self, tokens: int, answer: int, requests: int) -> bool:
-        """As `pays`: nothing is known of costs."""
+        """See `pays`; no costs are known."""
         return self._plan.kind is not Kind.PLAIN
 
     def learn(self, done: FinishedRound) -> None:
@@ -221,7 +221,7 @@ class AdaptivePlanner:
         self._plans.clear()
 
     def forget_head(self) -> None:
-        """As in `Planner`; what rounds cost stays, and the new head is tried soon."""
+        """See `Planner`; the costs of rounds stay, and the new head is tried soon."""
         self.speeds.forget_head()
         for size in self._sizes.values():
             size.ways[Kind.HEAD].wait = size.ways[Kind.HEAD].due = size.quiet = 0
@@ -342,7 +342,7 @@ class AdaptivePlanner:
 def terms(
     bound: TreeShape, requests: int, price: float, cost: CostModel, acceptance: AcceptanceModel
 ) -> Terms:
-    """Of trees within `bound`; `price`: tokens that a second predicted by `cost` is worth."""
+    """Terms of trees within `bound`; `price`: tokens that a second predicted by `cost` is worth."""
     curve = cost.target
     costs = [price * seconds for seconds in curve.seconds]
     step = price * cost.head.at(requests * bound.topk)

@@ -39,7 +39,7 @@ class Promise(NamedTuple):
 
 @dataclass
 class _Sums:
-    """Of one kind of round: tokens per request, and seconds over a plain round's."""
+    """Sums over one kind of round: tokens per request, and seconds over a plain round's."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -123,7 +123,7 @@ class Speeds:
         self._promises.clear()
 
     def forget_head(self) -> None:
-        """Another head drafts: nothing is known of its acceptance."""
+        """Forget acceptance: another head drafts now."""
         self.acceptance = AcceptanceModel(MAX_DEPTH, self._topk, self._reach)
         for sums in self._sums.values():
             sums[Kind.HEAD] = _Sums()

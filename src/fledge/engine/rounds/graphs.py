@@ -137,7 +137,7 @@ def keys(max_batch: int, trees: Sequence[TreeShape]) -> list[RoundKey]:
 
 
 def trees_for(requests: int) -> list[TreeShape]:
-    """Those of `TREES` that are recorded for so many requests."""
+    """Trees of `TREES` that are recorded for so many requests."""
     return [shape for shape in TREES if requests * shape.nodes <= _MOST_ROWS]
 
 
@@ -181,7 +181,7 @@ class GraphRound:
         )  # fmt: skip
 
     def run(self, plan: RoundPlan) -> Outcome:
-        """As in `Round`."""
+        """See `Round`."""
         size = self.batch.size
         recording = self._recordings.get(key) if (key := self._key(plan)) is not None else None
         if key is None or recording is None:
@@ -205,5 +205,5 @@ class GraphRound:
             return self.torch.run(plan)
 
     def passed(self, done: Outcome) -> list[int]:
-        """As in `Round`."""
+        """See `Round`."""
         return self.torch.passed(done)

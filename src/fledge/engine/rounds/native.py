@@ -45,7 +45,7 @@ class NativeRound:
         self._round.restype = c_int
 
     def run(self, plan: RoundPlan) -> Outcome:
-        """As in `Round`."""
+        """See `Round`."""
         batch, drafter, clock, selection = self.batch, self.drafter, self.clock, self.target.selection
         size, bound = batch.size, plan.bound
         if drafter is not None and drafter.runner is not self._head:
@@ -91,7 +91,7 @@ class NativeRound:
         return Outcome(emitted, logprobs, draft, path, states)
 
     def passed(self, done: Outcome) -> list[int]:
-        """As in `Round`: as many positions as tokens were emitted."""
+        """See `Round`: as many positions as tokens were emitted."""
         counts: list[int] = done.emitted[:, 0].tolist()
         return counts
 

@@ -46,7 +46,7 @@ class NativeDraft:
 
     @property
     def shape(self) -> TreeShape:
-        """As verified."""
+        """Shape of the trees as verified."""
         return self._bound.cut(self.raw.levels, self.raw.nodes)
 
     @property

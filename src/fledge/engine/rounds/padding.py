@@ -29,7 +29,7 @@ class PaddedBatch(RunningBatch):
 
     @contextmanager
     def padded(self, rows: int) -> Iterator[None]:
-        """Within this the first `rows` rows run, used or not: a round is being recorded."""
+        """Context in which the first `rows` rows run, used or not, to record a round."""
         before = self.size, self._speculating
         self.size, self._speculating = rows, Speculating(True, self._mask[:rows], None)
         try:

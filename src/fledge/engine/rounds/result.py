@@ -22,7 +22,7 @@ class Drafts(Protocol):
 
     @property
     def shape(self) -> TreeShape:
-        """As verified."""
+        """Shape of the trees as verified."""
 
     @property
     def levels(self) -> Sequence[Tensor]:
@@ -30,7 +30,7 @@ class Drafts(Protocol):
 
     @property
     def proposal(self) -> Proposal | None:
-        """From prompt lookup."""
+        """Prompt lookup's proposal."""
 
     @property
     def sizes(self) -> list[int]:
@@ -38,7 +38,7 @@ class Drafts(Protocol):
 
     @property
     def rows(self) -> int:
-        """Of all requests, that were verified."""
+        """Number of rows verified, over all requests."""
 
 
 class Drafted(NamedTuple):
@@ -51,13 +51,13 @@ class Drafted(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """As in `Drafts`; of a GPU, whose next round may have overwritten the trees, all nodes."""
+        """See `Drafts`; on a GPU, whose next round may have overwritten the trees, all nodes."""
         scores = self.tree.log_probs[:, 1:]
         return (scores > float("-inf")).sum(1).tolist() if scores.is_cpu else [scores.shape[1]] * len(scores)
 
     @property
     def rows(self) -> int:
-        """As in `Drafts`."""
+        """See `Drafts`."""
         return self.tree.token_ids.numel()
 
 

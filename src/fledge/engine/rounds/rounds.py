@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
 
 class Round(Protocol):
-    """All of a round that runs on the device."""
+    """The part of a round that runs on the device."""
 
     def run(self, plan: RoundPlan) -> Outcome:
         """One round of the running requests."""

@@ -57,7 +57,7 @@ class TorchRound:
         self.target, self.batch, self.drafter, self.clock = target, batch, drafter, clock
 
     def run(self, plan: RoundPlan) -> Outcome:
-        """As in `Round`."""
+        """See `Round`."""
         batch, drafter, clock, now = self.batch, self.drafter, self.clock, self.batch.view()
         drafted = self._propose(plan)
         tree, shape = drafted.tree, drafted.shape
@@ -87,7 +87,7 @@ class TorchRound:
         return Outcome(emitted, logprobs, drafted, accepted.path, states)
 
     def passed(self, done: Outcome) -> list[int]:
-        """As in `Round`: as many positions as the tree has levels."""
+        """See `Round`: as many positions as the tree has levels."""
         return [done.path.shape[1]] * self.batch.size
 
     def _propose(self, plan: RoundPlan) -> Drafted:
