@@ -128,7 +128,7 @@ def test_other_bytes_under_the_same_names_are_refused(tmp_path: Path) -> None:
     for other, message in ((tensors[name].float(), "in MXFP4"), (tensors[name][:, :-1], "has shape")):
         save_file(tensors | {name: other.contiguous()}, file, {"format": "pt"})
         with pytest.raises(TargetError, match=message):
-            _ = Target.load(str(tmp_path), cache_dir=tmp_path / "cache").weights
+            list(Target.load(str(tmp_path), cache_dir=tmp_path / "cache").weights.layers)
 
 
 def test_sizes_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
@@ -136,4 +136,4 @@ def test_sizes_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
         save_tiny_target(tmp_path, "GptOssForCausalLM", shape=TinyShape(layers=2, hidden=80, tied=False))
     )
     with pytest.raises(TargetError, match=r"gate_up_proj .* isn't in MXFP4"):
-        _ = Target.load(str(tmp_path), cache_dir=tmp_path / "cache").weights
+        list(Target.load(str(tmp_path), cache_dir=tmp_path / "cache").weights.layers)

@@ -69,7 +69,7 @@ def test_weights_in_8_bits_are_refused_not_taken_for_numbers(tmp_path: Path) -> 
     scaled = {n: t.to(torch.float8_e4m3fn) if "proj" in n else t for n, t in load_file(file).items()}
     save_file(scaled, file, {"format": "pt"})
     with pytest.raises(TargetError, match=r"quantised, float8_e4m3fn"):
-        load_weights(folder, config, torch.bfloat16)
+        list(load_weights(folder, config, torch.bfloat16).layers)
 
 
 def test_weights_are_cast_to_the_wanted_dtype(tiny_target_folder: Path) -> None:
@@ -84,7 +84,7 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path) -> None:
     tensors, whole = load_file(file), file.read_bytes()
 
     def load() -> None:
-        load_weights(folder, config, torch.bfloat16)
+        list(load_weights(folder, config, torch.bfloat16).layers)
 
     save_file({n: t for n, t in tensors.items() if n != "model.norm.weight"}, file)
     with pytest.raises(TargetError, match=r"no tensor model\.norm\.weight"):
