@@ -191,7 +191,7 @@ class Request:
         """Forget the KV (the pages are gone already); prompt and answer so far are prefilled again."""
         self.prefilled = self.prefix_tokens = self.shared_pages = 0
         self.draft = DraftProgress()
-        self.tape = None  # what it holds would have to be told from what comes again
+        self.tape = None  # recomputed states can't be distinguished from those it holds
         self.prefill_length = self.length
         self.preemptions += 1
 
