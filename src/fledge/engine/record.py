@@ -83,7 +83,7 @@ class Tape:
         self.rounds += 1
 
     def recorded(self, token_ids: Sequence[int]) -> Recorded | None:
-        """The whole recording of prompt and answer, `token_ids`; None if too little was read to learn from."""
+        """The recording; `token_ids`: the request's prompt and answer. None if too little was read to learn from."""
         answer = len(token_ids) - self.prompt_tokens
         if not self._prompt or not self._answer or answer < 2:
             return None

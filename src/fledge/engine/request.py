@@ -52,8 +52,8 @@ class Completion:
     stats: CompletionStats
     # The stop string or the one of stop_token_ids; None: turn end, or length
     stop_reason: str | int | None = None
-    logprobs: list[TokenLogprob] | None = None  # per token, if asked for
-    prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's tokens but the first, if asked for
+    logprobs: list[TokenLogprob] | None = None  # per token, if requested
+    prompt_logprobs: list[TokenLogprob] | None = None  # of the prompt's tokens but the first, if requested
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class StepResult:
     token_ids: list[int]
     origins: list[int]  # as in CompletionStats.token_origins
     completion: Completion | None  # set with the last tokens
-    logprobs: list[TokenLogprob] | None = None  # per token, if asked for
+    logprobs: list[TokenLogprob] | None = None  # per token, if requested
     # What became certain of a text with stop strings; None: no such, decode the tokens
     text: str | None = None
     tree: TreeTrace | None = None  # for requests submitted with `trace`, in rounds that drafted
@@ -164,7 +164,7 @@ class Request:
 
     @property
     def ends_in_flight(self) -> bool:
-        """True if what is in flight will bring the last token in any case."""
+        """True if the work in flight is certain to emit the last token."""
         return len(self.output_ids) + self.flying_least >= self.params.max_tokens
 
     @property
@@ -191,7 +191,7 @@ class Request:
         """Forget the KV (the pages are gone already); prompt and answer so far are prefilled again."""
         self.prefilled = self.prefix_tokens = self.shared_pages = 0
         self.draft = DraftProgress()
-        self.tape = None  # what it holds would have to be told from what comes again
+        self.tape = None  # recomputed states can't be distinguished from those it holds
         self.prefill_length = self.length
         self.preemptions += 1
 

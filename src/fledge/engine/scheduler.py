@@ -257,7 +257,7 @@ class Scheduler:
         return sum(1 for _ in takewhile(filling.__contains__, missing))
 
     def _needs(self, request: Request) -> int:
-        """KV indices the next round may use, whatever is in flight brings."""
+        """KV indices the next round may use, whatever the work in flight emits."""
         return request.length - 1 + request.flying_most + self.window
 
     def _reserve(self, request: Request) -> bool:

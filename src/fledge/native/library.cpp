@@ -101,7 +101,7 @@ void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const 
 // Reads memory as fast as it can be read, each thread its share. The sum keeps a compiler from leaving that out.
 uint64_t fledge_read(const uint64_t* words, int64_t bytes) {
   constexpr int64_t kBlock = 64;    // words
-  constexpr int64_t kAhead = 512;  // words that are asked for before they are read
+  constexpr int64_t kAhead = 512;  // words that are prefetched before they are read
   std::lock_guard<std::mutex> lock(call_mutex());
   Team& t = team();
   std::atomic<uint64_t> sum{0};

@@ -12,7 +12,7 @@
 //
 // Weights of more than an L3 cache holds, a target's, are gone from it when the next forward wants them. What they push
 // out is wanted sooner: the draft head's weights, keys and values, Python. So where `kPassing` says that a processor
-// can, such lines are asked for as non-temporal ones, which an AMD Zen drops when they leave the L2 cache.
+// can, such lines are prefetched as non-temporal ones, which an AMD Zen drops when they leave the L2 cache.
 #pragma once
 #include <fstream>
 #include <vector>

@@ -43,7 +43,7 @@ struct DraftTerms {  // what bounds a draft; see `Terms`
   int64_t depth, topk, nodes, lookup, longest;
   const float* log_rates;     // [longest + 1]
   const bool* speculates;     // [B], null: all
-  const double* calibration;  // by depth; null: the tree is grown to its bounds, whatever it promises
+  const double* calibration;  // by depth; null: the tree is grown to its bounds in any case
   const double* next;         // by depth: of a level's probability, what the next one keeps
   const int64_t* measured;    // [points] rows
   const double* costs;        // [points] tokens that their verify is worth,

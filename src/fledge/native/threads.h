@@ -1,7 +1,7 @@
 // A team of threads that lives as long as the library.
 //
 // A decode step has hundreds of barriers, so a thread that waits spins first, which is over sooner than being woken
-// from sleep. While it spins it yields its core again and again. A yield that takes long means that somebody else
+// from sleep. While it spins it yields its core again and again. A yield that takes long means that another thread
 // runs on this core: for the next 20 ms the thread then sleeps almost at once (on a futex). Spinning next to a busy
 // neighbour is what makes OpenMP code 10-30 times slower on a shared machine. For the same reason work is handed out
 // in small pieces with stealing: a thread that lost its core does not hold up the others.

@@ -54,7 +54,7 @@ class TensorSource:
         return ".".join(self._names.get(part, part) for part in name.split("."))
 
     def read(self, name: str, *shape: int) -> Tensor:
-        """The tensor in the dtype and on the device that were asked for; a TargetError for a quantised one."""
+        """The tensor in the requested dtype and on the requested device; a TargetError for a quantised one."""
         name = self._own_name(name)
         tensor = self._read_stored(name, *shape)
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:

@@ -156,7 +156,7 @@ void fledge_softmax(bf16* logits, int64_t rows, int64_t width, int threads) {
 }
 
 // Logits become the gradient of the cross-entropy -sum(p log q) of the head's probabilities q to the teacher's p, 0 in
-// rows that are not counted. If asked for (not null): loss [rows], overlap [rows] = sum of min(p, q), and best [rows],
+// rows that are not counted. If requested (not null): loss [rows], overlap [rows] = sum of min(p, q), and best [rows],
 // the place of the first highest logit.
 void fledge_loss_gradient(bf16* logits, const bf16* teacher, const uint8_t* counted, float* loss, float* overlap,
                           int64_t* best, int64_t rows, int64_t width, int threads) {

@@ -55,7 +55,7 @@ LOWER = re.compile(  # of a text in lower case: "my name is john smith", "hey to
     rf"(?:(?<![\w'’])(?:{_P['first person']}|{_P['presented']})|{_BEGIN}{_MINE} (?:[^\W\d_]{{2,9}} )?(?:{_P['relations']}),?"
     rf"|(?:^|[\n.!?]\s*)(?:{_P['greetings']}),?) (?=(?P<first>{_GIVEN})(?: (?P<second>{_GIVEN}))?(?![^\W_]))"
 )
-# A sum, a story, a question about others: if nobody speaks in it, whoever has a title or a trade is nobody's acquaintance.
+# A sum, a story, a question about others: if it has no first person, a person with a title or a trade is nobody's acquaintance.
 MADE_UP = re.compile(
     rf"(?:{_BEGIN}(?:{_P['made up']})|(?:^|[.!?\n] ?)(?:(?:in|dans|en|em) [^.,]{{2,40}}, )?[¿\"]?(?:{_P['questions']}))(?![^\W_])"
 )

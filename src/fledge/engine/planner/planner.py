@@ -307,7 +307,7 @@ class AdaptivePlanner:
         return self._with_head(self.speeds.promise(requests).shape, requests, hope)
 
     def _first_tree(self, requests: int) -> RoundPlan:
-        """A typical tree whatever it seems to cost: rows believed to be too expensive would never be measured."""
+        """A typical tree whatever its predicted cost: rows predicted to be too expensive would never be measured."""
         topk = min(self.topk, 4)
         max_rows = _FIRST_CPU_ROWS if self.confident else _FIRST_ROWS
         nodes = min(max(max_rows // requests, 2), 16 if topk > 1 else 5)

@@ -25,12 +25,12 @@ from fledge.engine.shapes import MAX_DEPTH, MAX_NODES, PLAIN, TOPKS, TreeShape
 
 _NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # of the trees that are compared
 _GROUPS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_PROMISE_ROUNDS = 16  # rounds of a request that a promise is worth
+_PROMISE_ROUNDS = 16  # weight of a prediction, in rounds of a request
 _FADE = (1.0, 0.99, 0.98)  # what a round leaves of those before it, by kind
 
 
 class Promise(NamedTuple):
-    """The best tree by cost and acceptance, and what a request's round with it is expected to bring and to take."""
+    """The best tree by cost and acceptance, with the expected tokens and seconds of a request's round."""
 
     shape: TreeShape
     tokens: float
@@ -43,7 +43,7 @@ class _Sums:
 
     tokens: float = 0.0
     seconds: float = 0.0
-    promised: float = 1.0  # what is left of the promise's weight
+    promised: float = 1.0  # remaining weight of the prediction
 
     def add(self, tokens: float, seconds: float, fade: float) -> None:
         self.tokens = fade * self.tokens + tokens

@@ -38,7 +38,7 @@ class PaddedBatch(RunningBatch):
             self.size, self._speculating = before
 
     def settle(self, rows: int) -> None:
-        """A recorded round of `rows` rows runs next: bring what it reads up to date.
+        """A recorded round of `rows` rows runs next: update the values it reads.
 
         Rows after the running requests are padding. They have length 0 and no page but the unowned one, so
         whatever a round does for them, no request's keys and values are read or written.
