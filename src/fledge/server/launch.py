@@ -204,6 +204,7 @@ class DrainingServer(uvicorn.Server):
         self.signal = sig
         if self._server.worker.draining or not hasattr(self, "_loop"):
             self.should_exit = self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # it would log what it cancels as a traceback
             return
         self._server.worker.draining = True
         self._loop.call_soon_threadsafe(self._begin_drain, signal.Signals(sig).name)

@@ -32,7 +32,7 @@ class _Text(logging.Formatter):
 
 
 def set_up_logs(style: str) -> None:
-    """One handler on stderr for fledge and uvicorn, at INFO; `style` is "text" or "json"."""
+    """One handler on stderr for fledge, at INFO, and uvicorn's warnings; `style` is "text" or "json"."""
     if style not in ("text", "json"):
         raise ServerError(f"log format {style!r} is unknown; use text or json")
     handler = logging.StreamHandler(sys.stderr)
@@ -45,3 +45,4 @@ def set_up_logs(style: str) -> None:
         logger.propagate = False
         logger.setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").disabled = True  # our access log has more details
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at INFO it says what our own lines say
