@@ -27,6 +27,7 @@ from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
 from fledge.sources.find import given_name
 from fledge.target.config import DecoderConfig
+from fledge.target.cpu import native_available
 from fledge.target.options import TargetOptions
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def load_engine(
         )
     loaded, drafts = load_pair(target, head, plain=plain)
     if loaded.device.type == "cpu":
-        check_memory(loaded.config, loaded.dtype.itemsize, free_memory(loaded.device))
+        packed = not native_available(loaded.config, loaded.dtype, loaded.device)
+        check_memory(loaded.config, loaded.dtype.itemsize, free_memory(loaded.device), packed=packed)
     if learn is None:
         return Engine(loaded, drafts, limits)
     from fledge.learn import Learning  # with what trains
@@ -123,13 +125,15 @@ def memory_line(engine: Engine) -> str:
     return f"memory: {resident_memory() / 2**30:.1f} GiB; the KV pool grows by use, to at most {bound}"
 
 
-def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int) -> None:
+def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int, *, packed: bool) -> None:
     """Raise a ServerError if the target's weights alone don't fit in `available` bytes.
 
-    The CPU kernels also keep a packed lm_head beside a tied embedding, and a copy in 8 bits to screen with.
+    `packed`: for the CPU kernels, which keep the lm_head beside a tied embedding, and a copy in 8 bits to screen with.
     """
-    lm_head = config.vocab_size * config.hidden_size
-    needed = bytes_per_weight * (config.weight_count + lm_head * config.tie_word_embeddings) + lm_head
+    needed = bytes_per_weight * config.weight_count
+    if packed:
+        lm_head = config.vocab_size * config.hidden_size
+        needed += lm_head * (bytes_per_weight * config.tie_word_embeddings + 1)
     if needed > available:
         raise ServerError(
             f"the target's weights take {needed / 2**30:.1f} GiB, but only {available / 2**30:.1f} GiB of memory are "

@@ -131,7 +131,7 @@ class Target:
 
     @property
     def weights(self) -> DecoderWeights:
-        """The fused weights, read again each time: what uses them keeps what it needs, the CPU kernels a copy."""
+        """The fused weights; layers are read as they are used, and again each time. The CPU kernels keep a copy."""
         return load_weights(self.folder, self.config, self.dtype, self.device, self.ends)
 
     @cached_property
