@@ -78,11 +78,6 @@ class Options(BaseModel):
         )
 
     @classmethod
-    def documentation(cls) -> str:
-        """A line for each field: its name and description."""
-        return "\n".join(f"{name}: {field.description}." for name, field in cls.model_fields.items())
-
-    @classmethod
     def _in_words(cls, failure: ErrorDetails) -> str:
         place, value, context = failure["loc"], failure["input"], failure.get("ctx", {})
         name = ".".join(map(str, place))

@@ -3,7 +3,7 @@
 //     fledge_round    grow a tree (draft.cpp), verify it, accept a path, let the head follow or remember for it
 //
 // A plain round is a tree of the root alone, a round of prompt lookup alone a tree without levels of the head. It does
-// what TorchRounds (engine/rounds/torch.py) does, bit for bit, where the tree has the same size. native/abi.py mirrors
+// what TorchRound (engine/rounds/torch.py) does, bit for bit, where the tree has the same size. native/abi.py mirrors
 // the structs.
 #pragma once
 #include <algorithm>

@@ -118,13 +118,5 @@ def model_in(files: list[Path], folder: Path) -> Path:
     raise TargetError(f"{folder} holds several models: name one of them, {_names(models)}")
 
 
-def is_gguf_head(file: Path) -> bool:
-    """True if a file is a draft head in llama.cpp's form."""
-    try:
-        return GgufHeader(file).architecture == "eagle3"
-    except TargetError:
-        return False
-
-
 def _names(files: list[Path]) -> str:
     return ", ".join(file.name for file in files)
