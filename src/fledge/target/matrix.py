@@ -1,7 +1,7 @@
 """A target's matrix as its file holds it: raw rows, which nothing computes with before they are used.
 
-    file -> Matrix (format, raw rows) -> rows selected, permuted, joined -> codes: the kernels' own form
-                                                                        -> dequantised: torch
+file -> Matrix (format, raw rows) -> rows selected, permuted, joined -> codes: the kernels' own form
+                                                                    -> dequantised: torch
 """
 
 from __future__ import annotations

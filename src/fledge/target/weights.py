@@ -15,6 +15,7 @@ from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertWeights
 from fledge.target.families import Family
+from fledge.target.source import open_source
 from fledge.target.tensors import TensorSource
 
 
@@ -96,7 +97,7 @@ def load_ends(
 ) -> EndWeights:
     """Read embedding, final norm and lm_head of an HF folder, cast to `dtype`, and nothing between them."""
     family = families.find(config.architecture)
-    source = TensorSource(folder, family.tensor_names, dtype, device)
+    source = open_source(folder, config, dtype, device)
     _check_ends(source, config)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.read("model.embed_tokens.weight", vocab, hidden)
@@ -118,8 +119,7 @@ def load_ends(
 
 def check_ends(folder: Path, config: DecoderConfig) -> None:
     """Raise a TargetError if no head can be trained for the target, before hours of work; reads names alone."""
-    names = families.find(config.architecture).tensor_names
-    _check_ends(TensorSource(folder, names, torch.bfloat16, "cpu"), config)
+    _check_ends(open_source(folder, config, torch.bfloat16), config)
 
 
 def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
@@ -143,7 +143,7 @@ def load_weights(
     """The weights of an HF folder, cast to `dtype` and fused, layers as they are used; `ends`: read already."""
     ends = ends or load_ends(folder, config, dtype, device)
     family = families.find(config.architecture)
-    source = TensorSource(folder, family.tensor_names, dtype, device)
+    source = open_source(folder, config, dtype, device)
     return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, LayerReader(source, config, family))
 
 
