@@ -27,8 +27,8 @@ class TargetOptions(BaseModel):
     )
     quantization: Literal["none", "q8_0", "q4_0"] | None = Field(
         None,
-        description="q8_0 or q4_0 makes matrices smaller while they are read, none expands those of a GGUF file; null: "
-        "as the file has them",
+        description="q8_0 or q4_0 makes matrices smaller while they are read, none expands those of a GGUF file; left "
+        "out, they stay as they are",
     )
     device: Annotated[str, Flag(first=True)] = Field(
         "cpu", description="cpu, or a torch device such as cuda:0"
