@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fledge.base.errors import TargetError
 from fledge.sources.files import weight_files
+from fledge.target.matrix import Matrix
 from fledge.target.mxfp4 import dequantise
 
 
@@ -63,6 +64,10 @@ class TensorSource:
                 "use the checkpoint in bfloat16"
             )
         return tensor.to(device=self._device, dtype=self._dtype)
+
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """A matrix as the file holds it; a TargetError as `read` raises it."""
+        return Matrix.of(self.read(name, rows, columns))
 
     def read_mxfp4(self, name: str, count: int, rows: int, columns: int) -> Tensor:
         """Matrices [count, rows, columns], one at a time: on the way each takes a few times the memory."""
