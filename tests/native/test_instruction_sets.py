@@ -105,8 +105,8 @@ def test_one_that_is_unknown_or_not_there_is_an_error_that_names_those_that_are(
 @pytest.mark.parametrize(
     ("system", "machine", "flags", "reason"),
     [
-        ("Linux", "x86_64", frozenset({"sse4_2", "avx"}), "this processor lacks avx2, fma"),
-        ("Linux", "x86_64", frozenset({"avx2"}), "this processor lacks fma"),
+        ("Linux", "x86_64", frozenset({"sse4_2", "avx"}), "this processor lacks avx2, f16c, fma"),
+        ("Linux", "x86_64", frozenset({"avx2"}), "this processor lacks f16c, fma"),
         ("Linux", "riscv64", frozenset(), "they need Linux on x86-64 or arm64, this is Linux on riscv64"),
         ("Darwin", "arm64", frozenset(), "they need Linux on x86-64 or arm64, this is Darwin on arm64"),
     ],

@@ -59,61 +59,63 @@ struct Codes {
 
   template <int kRows>
   FLEDGE_INLINE void dot(const int8_t* const (&a)[kRows], Ints (&sum)[kRows][kGroups][2]) const {
-    constexpr int kQuads = 8 / kGroups, kStep = kBits == 8 ? 1 : 2;  // quads whose products fit 16 bits together
     const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    auto register_at = [&](int line, int j) {
-      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + line * 128) + j);
+    auto line = [&](int quad, int j) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + quad * 128) + j);
     };
     auto four = [&](int r, int quad) { return _mm256_set1_epi32(four_bytes(a[r] + quad * 4)); };
-    auto add = [&](Ints& to, int j, __m256i pairs) {
-      to.part[j] += (Ints::Part)_mm256_madd_epi16(pairs, ones);
-    };
+    // Loops over quads aren't unrolled: the compiler would gather all their products in memory before it adds them up.
     if constexpr (kBits == 4) {
-      __m256i pairs[kRows][4];
-#pragma GCC unroll 4
+      __m256i pairs[kRows][4] = {};
+#pragma GCC unroll 1
       for (int q = 0; q < 4; ++q) {
         __m256i first[kRows], second[kRows];
 #pragma GCC unroll 2
         for (int r = 0; r < kRows; ++r) first[r] = four(r, q), second[r] = four(r, q + 4);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-          __m256i w = register_at(q, j), lower = _mm256_and_si256(w, low);
+          __m256i w = line(q, j), lower = _mm256_and_si256(w, low);
           __m256i upper = _mm256_and_si256(_mm256_srli_epi16(w, 4), low);
 #pragma GCC unroll 2
-          for (int r = 0; r < kRows; ++r) {
-            __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(lower, first[r]),
-                                            _mm256_maddubs_epi16(upper, second[r]));
-            pairs[r][j] = q ? _mm256_add_epi16(pairs[r][j], both) : both;  // 8 * 2 * 15 * 127 fit
+          for (int r = 0; r < kRows; ++r) {  // 8 * 2 * 15 * 127 fit 16 bits
+            pairs[r][j] = _mm256_add_epi16(pairs[r][j], _mm256_maddubs_epi16(lower, first[r]));
+            pairs[r][j] = _mm256_add_epi16(pairs[r][j], _mm256_maddubs_epi16(upper, second[r]));
           }
         }
       }
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r)
-        for (int j = 0; j < 4; ++j) add(sum[r][0][j / 2], j % 2, pairs[r][j]);
-    } else {
-#pragma GCC unroll 8
-      for (int q = 0; q < 8; q += kStep) {
-        int g = q / kQuads;
-        __m256i v[kRows][kStep];
-#pragma GCC unroll 2
-        for (int r = 0; r < kRows; ++r)
-          for (int s = 0; s < kStep; ++s) v[r][s] = four(r, q + s);
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
-          __m256i w = register_at(q, j);
-          if constexpr (kBits == 8) {
-            __m256i size = _mm256_abs_epi8(w);
+        for (int j = 0; j < 4; ++j) sum[r][0][j / 2].part[j % 2] += (Ints::Part)_mm256_madd_epi16(pairs[r][j], ones);
+    } else {
+      constexpr int kQuads = 8 / kGroups, kStep = kBits == 8 ? 1 : 2;  // quads whose products fit 16 bits together
 #pragma GCC unroll 2
-            for (int r = 0; r < kRows; ++r)
-              add(sum[r][g][j / 2], j % 2, _mm256_maddubs_epi16(size, _mm256_sign_epi8(v[r][0], w)));
-          } else {
-            __m256i next = register_at(q + 1, j);
+      for (int g = 0; g < kGroups; ++g) {
+        __m256i total[kRows][4] = {};
+#pragma GCC unroll 1
+        for (int q = g * kQuads; q < (g + 1) * kQuads; q += kStep) {
+          __m256i v[kRows][kStep];
 #pragma GCC unroll 2
-            for (int r = 0; r < kRows; ++r)
-              add(sum[r][g][j / 2], j % 2,  // 2 * 2 * 63 * 127 fit
-                  _mm256_add_epi16(_mm256_maddubs_epi16(w, v[r][0]), _mm256_maddubs_epi16(next, v[r][kStep - 1])));
+          for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+            for (int s = 0; s < kStep; ++s) v[r][s] = four(r, q + s);
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; ++j) {
+            __m256i w = line(q, j), size = kBits == 8 ? _mm256_abs_epi8(w) : w;
+            __m256i next = kStep == 2 ? line(q + 1, j) : w;
+#pragma GCC unroll 2
+            for (int r = 0; r < kRows; ++r) {
+              __m256i pairs = _mm256_maddubs_epi16(size, kBits == 8 ? _mm256_sign_epi8(v[r][0], w) : v[r][0]);
+              if constexpr (kStep == 2)  // 2 * 2 * 63 * 127 fit
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(next, v[r][1]));
+              total[r][j] = _mm256_add_epi32(total[r][j], _mm256_madd_epi16(pairs, ones));
+            }
           }
         }
+#pragma GCC unroll 2
+        for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+          for (int j = 0; j < 4; ++j) sum[r][g][j / 2].part[j % 2] += (Ints::Part)total[r][j];
       }
     }
   }
