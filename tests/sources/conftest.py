@@ -12,7 +12,6 @@ from tests.tiny import TinyShape, save_tiny_target
 
 @pytest.fixture(scope="session")
 def original_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """transformers reads no head_dim from a Llama GGUF, so it must be hidden / heads."""
     return save_tiny_target(tmp_path_factory.mktemp("gguf") / "original", shape=TinyShape(head_dim=16))
 
 

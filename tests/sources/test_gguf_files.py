@@ -1,25 +1,22 @@
-"""GGUF files that aren't one whole model: parts, companions, several quantisations; and named templates."""
+"""GGUF files that aren't one model alone: parts, companions, several quantisations; and named templates."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import pytest
+import torch
 
 from fledge.base.errors import HeadError, TargetError
 from fledge.heads import Head
-from fledge.released import load_pair
-from fledge.sources.gguf_header import GgufSizes
-from fledge.target import Target, TargetOptions, resolve_target
+from fledge.target import Target, resolve_target
 from fledge.target.resolve import config_place
-from tests.heads.tiny_head import load_tiny_target, random_head
 from tests.server.taught import TEMPLATES
 from tests.sources import tiny_gguf
 from tests.sources.tiny_gguf import write_gguf
-from tests.tiny import CHATML, TinyShape, save_tiny_target
+from tests.tiny import CHATML
 
 
 @pytest.fixture
@@ -44,24 +41,27 @@ def refusal(spec: Path, cache: Path) -> str:
     return str(caught.value)
 
 
-def test_a_model_in_parts_is_named_as_such_with_what_joins_them(parts: list[Path], tmp_path: Path) -> None:
+def test_a_model_in_parts_is_read_as_one(parts: list[Path], gguf_file: Path, tmp_path: Path) -> None:
     assert len(parts) > 1
-    for spec, number in ((parts[0], 1), (parts[1], 2), (parts[0].parent, 1)):
-        said = refusal(spec, tmp_path)
-        assert f"part {number} of {len(parts)}" in said
-        assert f"llama-gguf-split --merge {parts[0].name} m.gguf" in said
-    with pytest.raises(TargetError, match="part 1 of"):
-        config_place(str(parts[0]), tmp_path)
+    whole = Target.load(str(gguf_file), cache_dir=tmp_path, backend="torch")
+    for spec in (parts[0], parts[1], parts[0].parent):
+        target = Target.load(str(spec), cache_dir=tmp_path, backend="torch")
+        assert (target.name, target.revision) == ("m", whole.revision)
+        assert torch.equal(target.weights.layers[-1].down, whole.weights.layers[-1].down)
+    assert config_place(str(parts[1]), tmp_path) == str(target.folder)
 
 
-def test_missing_parts_are_listed(parts: list[Path], tmp_path: Path) -> None:
+def test_a_missing_part_is_named(parts: list[Path], tmp_path: Path) -> None:
     parts[-1].unlink()
-    assert f"download {parts[-1].name}, then join" in refusal(parts[0], tmp_path)
+    for spec in (parts[0], parts[0].parent):
+        assert f"{parts[-1].name} is missing beside it" in refusal(spec, tmp_path)
 
 
 def test_a_renamed_part_is_known_by_its_metadata(parts: list[Path], tmp_path: Path) -> None:
     renamed = parts[0].rename(tmp_path / "model.gguf")
-    assert f"one of {len(parts)} parts" in refusal(renamed, tmp_path)
+    said = refusal(renamed, tmp_path)
+    assert f"one of {len(parts)} parts" in said
+    assert f"NAME-00001-of-{len(parts):05d}.gguf" in said
 
 
 def test_a_folder_with_a_companion_uses_the_model(
@@ -92,35 +92,6 @@ def test_a_draft_head_in_gguf_is_called_one(original_folder: Path, tmp_path: Pat
         Head.load(str(head))
     with pytest.raises(HeadError, match="there is no such folder"):
         Head.load(str(tmp_path / "nope"))
-
-
-def test_a_head_of_another_size_is_refused_before_the_model_is_converted(
-    gguf_file: Path, original_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
-    head = random_head(load_tiny_target(original_folder))
-    head.save(str(tmp_path / "head"))
-    wider = wide_gguf(tmp_path)
-    with pytest.raises(HeadError, match="features of 64, the target has 128"):
-        load_pair(TargetOptions(model=str(wider)), str(tmp_path / "head"))
-    assert not list((tmp_path / "cache").glob("targets/*/config.json"))
-    target, drafts = load_pair(TargetOptions(model=str(gguf_file)), str(tmp_path / "head"))
-    assert drafts is not None
-    assert target.name == "tiny-model"
-
-
-def wide_gguf(tmp_path: Path) -> Path:
-    wide = save_tiny_target(tmp_path / "wide", shape=TinyShape(hidden=128, head_dim=16))
-    return write_gguf(wide, tmp_path / "wide.gguf")
-
-
-def test_the_sizes_in_a_header_are_those_of_the_model(gguf_file: Path, tmp_path: Path) -> None:
-    seen: list[GgufSizes] = []
-    keep: Callable[[GgufSizes], object] = seen.append
-    config = resolve_target(str(gguf_file), tmp_path, keep).config
-    assert seen == [GgufSizes(config.vocab_size, config.hidden_size)]
-    resolve_target(str(gguf_file), tmp_path, keep)
-    assert len(seen) == 1  # of a file that is converted already nothing is asked
 
 
 def test_named_templates_of_a_gguf_file_serve_requests_with_tools(

@@ -124,7 +124,7 @@ def test_yarn_of_a_llama_4_is_not_decoded() -> None:
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 96}
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     config = read(architectures=["Llama4ForCausalLM"], rope_parameters=yarn, **experts)
-    assert "RoPE scaling 'yarn' (default, linear, llama3)" in config.undecodable
+    assert "RoPE scaling 'yarn' (default, linear, llama3, frequency_factors)" in config.undecodable
 
 
 def test_yarn_without_a_factor_reaches_as_far_as_the_context() -> None:

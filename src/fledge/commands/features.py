@@ -50,7 +50,7 @@ def print_feature_estimate(run: Run) -> None:
 
 def print_server_command(run: Run, folder: str) -> None:
     """Print the command of a vLLM server that writes the target's hidden states into a folder."""
-    command = ["vllm", "serve", str(run.target.folder), *server_arguments(run.target, folder)]
+    command = ["vllm", "serve", str(run.target.checkpoint), *server_arguments(run.target, folder)]
     typer.echo(shlex.join(command))  # in one line, to be run
 
 

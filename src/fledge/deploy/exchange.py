@@ -56,7 +56,7 @@ def export_head(
     chosen, torch_dtype = check_form(form), _dtype(dtype)
     _refuse_overwriting(destination)
     named = None if source == RELEASED else Head.load(source)
-    loaded = None if target is None else Target.load(target, refuse=named.check_shape if named else None)
+    loaded = None if target is None else Target.load(target)
     head = named or Head.load(_source(source, loaded))
     if loaded is not None:
         head = _fitted(head, loaded)
@@ -105,7 +105,7 @@ def import_head(
             raise HeadError(f"--layers {layers} is invalid: give three layers in order, such as 1,14,26")
         head = Head(head.config, head.weights, replace(head.metadata, feature_layers=tuple(layers)))
     if target is not None:  # whose chat template it is for from now on, whichever it was trained in
-        loaded = Target.load(target, refuse=head.check_shape)
+        loaded = Target.load(target)
         head = Head(head.config, head.weights, replace(head.metadata, template_hash=""))
         head = _fitted(head, loaded)
     write_head(head, destination, dtype=None)

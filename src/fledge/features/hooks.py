@@ -99,9 +99,12 @@ class HookExtractor:
 
     @classmethod
     def for_target(cls, target: Target, options: FeatureOptions) -> HookExtractor:
-        """The target run by transformers, on devices according to `options.device_map`."""
+        """The target run by transformers, on devices according to `options.device_map`.
+
+        Raises a TargetError for a GGUF file: transformers drops what it doesn't know of one, such as scaled RoPE.
+        """
         return cls.load(
-            str(target.folder),
+            str(target.checkpoint),
             dtype=str(target.dtype).removeprefix("torch."),
             device_map=options.device_map or "cpu",
             batch_tokens=options.batch_tokens,

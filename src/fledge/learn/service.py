@@ -238,7 +238,7 @@ class Learning:
             "kind": "options",
             "options": told,
             "target": {
-                "folder": str(target.folder),
+                "model": str(target.place),
                 "dtype": str(target.dtype).removeprefix("torch."),
                 "feature_layers": target.config.chosen_layers,
             },

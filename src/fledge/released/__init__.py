@@ -50,10 +50,10 @@ def load_pair(target: TargetOptions, head: str | None, *, plain: bool = False) -
     """A target, and the head that drafts for it; the log says which, or that there is none.
 
     `head`: a folder, URL or hub id; None or `released`: the shipped head, and with None none is no error.
-    Raises a HeadError if the head doesn't fit, as far as a GGUF file's header shows before the file is converted.
+    Raises a HeadError if the head doesn't fit.
     """
     named = None if head in (None, RELEASED) else Head.load(str(head))
-    loaded = target.load(refuse=None if named is None else named.check_shape)
+    loaded = target.load()
     if plain:
         logger.info("%s: no draft head, as --plain says", loaded.name)
         return loaded, None

@@ -1,138 +1,82 @@
-"""A GGUF file as a bf16 safetensors folder, converted once and cached."""
+"""A model in GGUF: in one file or in parts, beside its companions, and what of a folder it is."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+import hashlib
+import re
 from pathlib import Path
 
-import torch
-import transformers
-from transformers import modeling_gguf_pytorch_utils as reading
-
 from fledge.base.errors import TargetError
-from fledge.sources.files import file_sha256
-from fledge.sources.gguf_header import GgufHeader, GgufSizes, split_message
-from fledge.sources.made_once import made_once
+from fledge.sources.gguf_header import GgufHeader
 
-logger = logging.getLogger("fledge.note")
-
-_FORMAT = 3  # part of the folder's name: a change causes a new conversion
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_COMPANIONS = {"eagle3": "an EAGLE-3 draft head", "clip": "a vision or audio projector (mmproj)"}
 
 
-@dataclass(frozen=True)
-class GgufChecks:
-    """Checks before a file is converted, and of the folder before it enters the cache; each may raise."""
-
-    folder: Callable[[Path], object]
-    header: Callable[[GgufSizes], object] | None = None
+def is_gguf(path: Path) -> bool:
+    """True for a GGUF file's name; a folder of safetensors has none."""
+    return path.suffix.lower() == ".gguf"
 
 
-class UnconvertibleError(TargetError):
-    """The file's content is of another architecture, or contradicts its metadata."""
+def open_gguf(file: Path) -> GgufHeader:
+    """A model's metadata, with the tensors of all its parts; `file` is any of them.
 
-
-def converted_folder(file: Path, cache: Path, checks: GgufChecks) -> Path:
-    """The cached folder of a GGUF file, created if missing. Two processes don't convert it twice."""
-    if message := split_message(file, 1):
-        raise TargetError(message)
-    targets = cache / "targets"
-    final = targets / f"{file.stem}-{file_sha256(file, cache)[:16]}-v{_FORMAT}"
-
-    def convert(folder: Path) -> None:
-        header = GgufHeader(file)
-        _refuse_unusable(header, checks)
-        logger.info(
-            "converting %s to bf16 safetensors, once and for up to a minute or two a GB: %s become %s in %s",
-            file, _size(file.stat().st_size), _size(2 * header.weights), final,
-        )  # fmt: skip
-        _convert(file, folder)
-        checks.folder(folder)
-
-    return made_once(final, convert)
-
-
-def _convert(file: Path, folder: Path) -> None:
-    header = GgufHeader(file)
-    options = transformers.GgufConfig(dequantize=True)
-    try:
-        with _no_progress_bars():
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                file.parent,
-                gguf_file=file.name,
-                quantization_config=options,
-                dtype=torch.bfloat16,
-                trust_remote_code=False,
-            )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                file.parent, gguf_file=file.name, trust_remote_code=False
-            )
-            if header.templates:  # transformers reads the default one alone
-                tokenizer.chat_template = header.templates
-    except ImportError as error:
+    Raises a TargetError for a companion of a model, a missing part or a broken file.
+    """
+    first, *others = parts(file)
+    header = GgufHeader(first)
+    if what := _COMPANIONS.get(header.architecture):
+        raise TargetError(f"{file} is {what}, not a model: name the model's own GGUF file")
+    count = int(header.metadata.get("split.count") or 1)
+    if count != len(others) + 1:
         raise TargetError(
-            f"can't read {file}: {error}. Install what is missing with: pip install gguf accelerate"
-        ) from error
-    except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise UnconvertibleError(f"can't convert {file}: {error}") from error
-    # Transformers drops tensors it doesn't know, and initialises missing ones.
-    loaded = sum({tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}.values())
-    if loaded != header.weights:
-        raise TargetError(
-            f"{file} holds {header.weights:,} weights, and {type(model).__name__} has {loaded:,}: transformers reads "
-            f"{header.architecture} as another model, without its biases or experts. Use "
-            "the model's safetensors checkpoint"
+            f"{file} is one of {count} parts of a model, which its name doesn't tell: give the parts their names back, "
+            f"NAME-00001-of-{count:05d}.gguf and so on"
         )
-    windows = [
-        f.contents() for name, f in header.reader.fields.items() if name.endswith(".attention.sliding_window")
-    ]
-    if windows and getattr(model.config, "sliding_window", None) is None:  # transformers drops Phi-3's
-        model.config.sliding_window = windows[0] or None
-    try:
-        with _no_progress_bars():
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-    except Exception as error:  # safetensors reports a full disk as an error type of its own
-        if isinstance(error, OSError) or "os error" in str(error):
-            raise OSError(str(error)) from error
-        raise
+    for other in map(GgufHeader, others):
+        header.tensors.update(other.tensors)
+        header.digest = hashlib.sha256(f"{header.digest}{other.digest}".encode()).hexdigest()
+    return header
 
 
-def _refuse_unusable(header: GgufHeader, checks: GgufChecks) -> None:
-    """Raise for a file that the conversion would get wrong or that isn't wanted, before the minutes it takes."""
-    header.refuse_parts_and_companions()
-    if checks.header is not None and header.sizes is not None:
-        checks.header(header.sizes)
-    kinds = [
-        field.contents()
-        for name, field in header.reader.fields.items()
-        if name.endswith(".rope.scaling.type")
-    ]
-    scaled = any(tensor.name.startswith("rope_f") for tensor in header.reader.tensors)
-    if scaled or any(
-        kind != "none" for kind in kinds
-    ):  # dropped, which would show as garbage in long contexts
+def parts(file: Path) -> list[Path]:
+    """The files of a model, `file` among them, as its name tells. Raises a TargetError if one is missing."""
+    match = _PART.fullmatch(file.name)
+    if match is None:
+        return [file]
+    count = int(match[3])
+    files = [file.with_name(f"{match[1]}-{n:05d}-of-{match[3]}{file.suffix}") for n in range(1, count + 1)]
+    missing = [part.name for part in files if not part.exists()]
+    if missing:
         raise TargetError(
-            f"{header.file} scales its RoPE, which can't be converted: use the model's safetensors checkpoint"
+            f"{file} is one of {count} parts of a model, and {', '.join(missing)} is missing beside it: download "
+            "every part"
         )
+    return files
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+def model_name(file: Path) -> str:
+    """The file's name without its ending, and without the number of a part."""
+    match = _PART.fullmatch(file.name)
+    return match[1] if match else file.stem
 
 
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    bar = reading.tqdm  # its GGUF reader has one that no setting disables
-    reading.tqdm = partial(bar, disable=True)
-    try:
-        yield
-    finally:
-        reading.tqdm = bar
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
+def model_in(files: list[Path], folder: Path) -> Path:
+    """The model among a folder's GGUF files, beside its projectors and draft heads; of one in parts the first.
+
+    Raises a TargetError that names the candidates if there are several.
+    """
+    models = sorted({parts(file)[0] for file in files})
+    if len(models) > 1:
+        models = [file for file in models if GgufHeader(file).architecture not in _COMPANIONS]
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise TargetError(
+            f"{folder} holds companions of a model ({_names(files)}) without the model: download it, too"
+        )
+    raise TargetError(f"{folder} holds several models: name one of them, {_names(models)}")
+
+
+def _names(files: list[Path]) -> str:
+    return ", ".join(file.name for file in files)

@@ -1,122 +1,133 @@
-"""The metadata of a GGUF file: what it holds, which part of a model it is, and its sizes, before any weight is read.
+"""The metadata of a GGUF file and the list of its tensors, read without its weights and vocabulary.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+gguf's own reader makes an array of each token, which takes seconds. Format and keys:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
+import math
+import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fledge.base.errors import TargetError
 
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
+_LENGTH = struct.Struct("<Q")
+_VERSIONS = (2, 3)
+_LONGEST = 1024  # longer arrays are vocabularies, which transformers reads
 _TEMPLATE = "tokenizer.chat_template"
-_COMPANIONS = {"eagle3": "an EAGLE-3 draft head", "clip": "a vision or audio projector (mmproj)"}
 
 
-class GgufSizes(NamedTuple):
-    """Target sizes that a draft head's are compared with."""
+class GgufTensor(NamedTuple):
+    """Where a tensor lies, and in which form."""
 
-    vocab_size: int
-    hidden_size: int
+    file: Path
+    bytes: np.memmap[Any, np.dtype[np.uint8]]  # of the whole file
+    offset: int
+    type: int  # ggml's number of its block type
+    shape: tuple[int, ...]  # rows first, as torch has it; blocks are cut from the last dimension
 
 
 class GgufHeader:
     """One file's metadata and tensor list. Raises a TargetError for a file that is broken."""
 
     def __init__(self, file: Path) -> None:
+        self.file = file
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, GgufTensor] = {}
         try:
-            from gguf import GGUFReader  # also imports its writers; only GGUF files need it
-
-            self.reader = GGUFReader(file)
-        except ImportError as error:
-            raise TargetError(
-                f"can't read {file}: {error}. Install what is missing with: pip install gguf"
-            ) from error
-        except (ValueError, OSError, IndexError, KeyError, UnicodeDecodeError) as error:
+            # Private: pages are shared until one is written to, and torch wants arrays that could be.
+            self._bytes = np.memmap(file, dtype=np.uint8, mode="c")
+            self._read(_Cursor(self._bytes.data))
+        except (OSError, ValueError, OverflowError, struct.error) as error:
             with file.open("rb") as stream:
                 kind = "isn't a whole GGUF file" if stream.read(4) == b"GGUF" else "is no GGUF file"
             raise TargetError(f"{file} {kind} ({error}): download it again") from error
-        self.file = file
-        self.architecture = str(self.value("general.architecture", ""))
 
-    def value(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or `default`."""
-        field = self.reader.fields.get(key)
-        return default if field is None else field.contents()
+    def _read(self, cursor: _Cursor) -> None:
+        if bytes(self._bytes[:4]) != b"GGUF":
+            raise ValueError("other first bytes")
+        cursor.at = 4
+        if (version := cursor.number("I")) not in _VERSIONS:
+            raise ValueError(f"version {version}, not {' or '.join(map(str, _VERSIONS))}")
+        tensors, fields = cursor.number("Q"), cursor.number("Q")
+        for _ in range(fields):
+            key, kind = cursor.string(), cursor.number("I")
+            self.metadata[key] = cursor.value(kind)  # None for a vocabulary
+        found = []
+        for _ in range(tensors):
+            name, dimensions = cursor.string(), cursor.number("I")
+            shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
+            found.append((name, shape, cursor.number("I"), cursor.number("Q")))
+        self.digest = hashlib.sha256(self._bytes[: cursor.at].data).hexdigest()
+        alignment = int(self.metadata.get("general.alignment", 32))
+        start = math.ceil(cursor.at / alignment) * alignment
+        for name, shape, kind, offset in found:
+            self.tensors[name] = GgufTensor(self.file, self._bytes, start + offset, kind, shape)
 
     @property
-    def sizes(self) -> GgufSizes | None:
-        """None if the file has no token embedding, as the later parts of a model have none."""
-        for tensor in self.reader.tensors:
-            if tensor.name == "token_embd.weight":
-                hidden, vocab = (int(size) for size in tensor.shape)
-                return GgufSizes(vocab, hidden)
-        return None
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
 
-    @property
-    def weights(self) -> int:
-        """Numbers in all tensors."""
-        return sum(int(tensor.n_elements) for tensor in self.reader.tensors)
+    def value(self, name: str, default: Any = None) -> Any:
+        """The value of one of the architecture's own keys, such as `block_count`, or `default`."""
+        return self.metadata.get(f"{self.architecture}.{name}", default)
 
     @property
     def templates(self) -> dict[str, str]:
         """Named chat templates, such as `tool_use`, and `default`; empty if there are no named ones."""
-        names = self.value(f"{_TEMPLATE}s") or []
-        named = {name: self.value(f"{_TEMPLATE}.{name}") for name in names}
-        named = {name: text for name, text in named.items() if text}
-        return {"default": self.value(_TEMPLATE), **named} if named and self.value(_TEMPLATE) else named
-
-    def refuse_parts_and_companions(self) -> None:
-        """Raise a TargetError for a file that isn't a whole model, naming what it is and where the rest is."""
-        if part := split_message(self.file, int(self.value("split.count") or 1)):
-            raise TargetError(part)
-        if what := _COMPANIONS.get(self.architecture):
-            raise TargetError(f"{self.file} is {what}, not a model: name the model's own GGUF file")
+        names = self.metadata.get(f"{_TEMPLATE}s") or []
+        found = {name: self.metadata.get(f"{_TEMPLATE}.{name}") for name in names}
+        named = {str(name): str(text) for name, text in found.items() if text}
+        default = self.metadata.get(_TEMPLATE)
+        return {"default": default, **named} if named and default else named
 
 
-def split_message(file: Path, count: int) -> str:
-    """Remedy for a file that is one of several; empty if it is the only one. `count`: as the file says."""
-    match = _PART.fullmatch(file.name)
-    if match:
-        count = max(count, int(match[3]))
-    if count < 2:
-        return ""
-    if match is None:
-        return (
-            f"{file} is one of {count} parts of a model, and its name doesn't tell which: join them with "
-            "llama-gguf-split --merge FIRST_PART WHOLE.gguf, and name the whole file"
-        )
-    names = [f"{match[1]}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
-    missing = [name for name in names if not (file.parent / name).exists()]
-    step = f"download {', '.join(missing)}, then join" if missing else "the others are beside it: join"
-    return (
-        f"{file} is part {int(match[2])} of {count} of a model; {step} all parts with "
-        f"llama-gguf-split --merge {names[0]} {match[1]}.gguf, and name that file"
-    )
+class _Cursor:
+    """Numbers and strings, one behind the other. Raises a ValueError or struct.error where the file ends."""
 
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self.at = 0
 
-def model_in(files: list[Path], folder: Path) -> Path:
-    """The model among a folder's GGUF files, beside its projectors and draft heads.
+    def number(self, code: str) -> Any:
+        value = struct.unpack_from(f"<{code}", self._data, self.at)[0]
+        self.at += struct.calcsize(code)
+        return value
 
-    Raises a TargetError that names the candidates if there are several, or says that the file is in parts.
-    """
-    for file in files:
-        if (match := _PART.fullmatch(file.name)) and int(match[3]) > 1:
-            raise TargetError(split_message(file, int(match[3])))
-    if len(files) == 1:
-        return files[0]
-    models = [file for file in files if GgufHeader(file).architecture not in _COMPANIONS]
-    if len(models) == 1:
-        return models[0]
-    if not models:
-        raise TargetError(
-            f"{folder} holds companions of a model ({_names(files)}) without the model: download it, too"
-        )
-    raise TargetError(f"{folder} holds several models: name one of them, {_names(models)}")
+    def string(self) -> str:
+        first = self.at + 8
+        self.skip_strings(1)
+        return str(self._data[first : self.at], "utf-8")
 
+    def skip_strings(self, count: int) -> None:
+        at = self.at
+        for _ in range(count):
+            at += 8 + _LENGTH.unpack_from(self._data, at)[0]
+        if at > len(self._data):
+            raise ValueError("it ends within a string")
+        self.at = at
 
-def _names(files: list[Path]) -> str:
-    return ", ".join(file.name for file in files)
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            if kind not in _NUMBERS:
+                raise ValueError(f"a value of type {kind}")
+            number = self.number(_NUMBERS[kind])
+            return float(f"{number:.7g}") if kind == _FLOAT32 else number  # 0.1, not 0.10000000149
+        kind, count = self.number("I"), self.number("Q")
+        if kind in _NUMBERS:
+            values = np.frombuffer(self._data, np.dtype(f"<{_NUMBERS[kind]}"), count, self.at)
+            self.at += values.nbytes
+            return values.tolist() if count <= _LONGEST else None
+        if kind == _STRING and count > _LONGEST:
+            self.skip_strings(count)
+            return None
+        return [self.value(kind) for _ in range(count)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -12,7 +11,6 @@ from fledge.base.errors import TargetError
 from fledge.base.options import Flag
 
 if TYPE_CHECKING:
-    from fledge.sources.gguf_header import GgufSizes
     from fledge.target.target import Target
 
 
@@ -46,8 +44,8 @@ class TargetOptions(BaseModel):
     def _from_json(cls, given: object) -> object:
         return parse_template_kwargs(given) if isinstance(given, str) else given
 
-    def load(self, refuse: Callable[[GgufSizes], object] | None = None) -> Target:
-        """The target, here or in an actor's process. Raises a TargetError, and `refuse` is used, like `Target.load`."""
+    def load(self) -> Target:
+        """The target, here or in an actor's process. Raises a TargetError like `Target.load`."""
         from fledge.target.target import Target
 
         return Target.load(
@@ -57,7 +55,6 @@ class TargetOptions(BaseModel):
             backend=self.backend,
             feature_layers=self.feature_layers,
             chat_template_kwargs=self.chat_template_kwargs,
-            refuse=refuse,
         )
 
 

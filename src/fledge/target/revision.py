@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fledge.sources.files import cached_digest, weight_files
+from fledge.sources.gguf import open_gguf, parts
 from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.tensors import open_weights
@@ -33,17 +34,39 @@ _TEXT_FILES = (
 )
 
 
-def folder_revision(folder: Path, config: DecoderConfig, cache: Path) -> str:
-    """The revision of the target in `folder`, from the cache when its files are unchanged."""
-    files = [folder / name for name in _TEXT_FILES if (folder / name).exists()] + weight_files(folder)
+def folder_revision(folder: Path, config: DecoderConfig, cache: Path, file: Path | None = None) -> str:
+    """The revision of the target in `folder`, from the cache when its files are unchanged.
+
+    `file`: the GGUF file with the weights, of several parts the first; None: the folder has them.
+    """
+    weights = weight_files(folder) if file is None else parts(file)
+    files = [folder / name for name in _TEXT_FILES if (folder / name).exists()] + weights
     shape = json.dumps([_shape(config), _reading(config)], sort_keys=True)
-    return cached_digest(files, cache, lambda: _compute(folder, config), also=shape)
+    return cached_digest(files, cache, lambda: _compute(folder, config, file), also=shape)
 
 
-def _compute(folder: Path, config: DecoderConfig) -> str:
+def _compute(folder: Path, config: DecoderConfig, file: Path | None) -> str:
     digest = hashlib.sha256()
-    parts = [_shape(config), _tokenizer_parts(folder), *_reading(config)]
-    digest.update(json.dumps(parts, sort_keys=True).encode())
+    texts = [_shape(config), _tokenizer_parts(folder), *_reading(config)]
+    digest.update(json.dumps(texts, sort_keys=True).encode())
+    if file is None:
+        _add_safetensors(digest, folder)
+    else:
+        _add_gguf(digest, file)
+    return digest.hexdigest()
+
+
+def _add_gguf(digest: hashlib._Hash, file: Path) -> None:
+    """Raw rows: another quantisation of the same weights is another target."""
+    from fledge.target.gguf_tensors import raw_rows  # gguf takes a moment to import
+
+    for name, tensor in sorted(open_gguf(file).tensors.items()):
+        part = raw_rows(name, tensor)
+        digest.update(f"{name} {part.format} {tensor.shape}".encode())
+        digest.update(part.rows.view(-1).view(torch.uint8).numpy().data)
+
+
+def _add_safetensors(digest: hashlib._Hash, folder: Path) -> None:
     handles: dict[str, Any] = {}
     for file in weight_files(folder):
         handle = open_weights(file)
@@ -52,7 +75,6 @@ def _compute(folder: Path, config: DecoderConfig) -> str:
         tensor = handles[name].get_tensor(name)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
-    return digest.hexdigest()
 
 
 def _shape(config: DecoderConfig) -> dict[str, Any]:

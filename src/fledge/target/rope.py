@@ -54,11 +54,13 @@ def _frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) ->
     if kind == "linear":
         return plain / float(scaling["factor"]), 1.0
     if kind == "llama3":
-        return _llama3(plain, scaling), 1.0
+        return llama3_frequencies(plain, scaling), 1.0
+    if kind == "frequency_factors":
+        return plain / torch.tensor(scaling["factors"]), 1.0
     return _yarn(plain, head_dim, theta, scaling)
 
 
-def _llama3(plain: Tensor, scaling: dict[str, Any]) -> Tensor:
+def llama3_frequencies(plain: Tensor, scaling: dict[str, Any]) -> Tensor:
     """Llama 3.1: long wavelengths divided by `factor`, short ones kept, a linear ramp between."""
     factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     wavelength = 2 * math.pi / plain  # in this order every float is the one transformers gets

@@ -14,6 +14,7 @@ _REQUIRED = {  # numbers without which there is no table of a type
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "frequency_factors": ("factors",),  # ours: of GGUF files, where no other type gives these factors
 }
 _OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # yarn's
 SUPPORTED_SCALING = tuple(_REQUIRED)
@@ -42,7 +43,9 @@ def _check(kind: str, parameters: Mapping[str, Any]) -> None:
     for name in _REQUIRED.get(kind, ()):
         if parameters.get(name) is None:
             raise ValueError(f"the {kind} RoPE scaling has no {name}")
-        _positive(kind, name, parameters[name])
+        values = parameters[name] if name == "factors" else [parameters[name]]
+        for value in values:
+            _positive(kind, name, value)
     for name in _OPTIONAL if kind == "yarn" else ():
         if parameters.get(name):
             _positive(kind, name, parameters[name])

@@ -6,19 +6,18 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from fledge.base.errors import TargetError
 from fledge.native.build import native_setting
 from fledge.sources.find import DEFAULT_TARGET
-from fledge.sources.gguf_header import GgufSizes
 from fledge.target.batch import Decoder
 from fledge.target.chat import ChatTemplate
 from fledge.target.config import DecoderConfig
@@ -51,7 +50,7 @@ class Target:
         backend: Backend,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.folder: Path = resolved.folder
+        self.folder: Path = resolved.folder  # has config.json and the tokenizer
         self.revision: str = resolved.revision
         self.name: str = resolved.name
         self.config: DecoderConfig = resolved.config
@@ -71,7 +70,6 @@ class Target:
         backend: Backend = "auto",
         feature_layers: Sequence[int] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        refuse: Callable[[GgufSizes], object] | None = None,
         text: bool = True,
     ) -> Target:
         """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
@@ -80,19 +78,18 @@ class Target:
             spec: what to load; see `fledge.sources.find`.
             dtype: "bfloat16", "float32" or "float16", what the decoder computes in.
             device: a torch device; under torchrun "cuda" is the GPU of the process' local rank.
-            cache_dir: where conversions are kept; default $FLEDGE_CACHE or ~/.cache/fledge.
+            cache_dir: where what is read of files is kept; default $FLEDGE_CACHE or ~/.cache/fledge.
             backend: "native" (the CPU kernels), "torch", or "auto": native where it runs.
             feature_layers: the three layers whose outputs a head learns from, counted from 0; default: those that
                 every engine takes where a head names none.
             chat_template_kwargs: what the chat template itself asks for, such as Qwen3's {"enable_thinking": False}.
-            refuse: called with the sizes in a GGUF file's header before it is converted; may raise.
             text: False loads the tokenizer on first use: it takes 100 MB.
         """
         if dtype not in _DTYPES:
             raise TargetError(f"dtype {dtype!r} isn't known: use one of {', '.join(_DTYPES)}")
         if backend not in get_args(Backend):
             raise TargetError(f"backend {backend!r} isn't known: use one of {', '.join(get_args(Backend))}")
-        resolved = resolve_target(str(spec), cache_dir, refuse)
+        resolved = resolve_target(str(spec), cache_dir)
         target = cls(resolved, _DTYPES[dtype], _usable_device(device), backend, chat_template_kwargs)
         if text:
             target.chat  # noqa: B018  # raises for a tokenizer or template that can't be used
@@ -110,6 +107,21 @@ class Target:
         other.config = config
         other.__dict__.pop("decoder", None)  # which gives the layers it was made with
         return other
+
+    @property
+    def place(self) -> Path:
+        """Where the weights are, a file or a folder; `Target.load` makes the same target of it."""
+        return self._resolved.place
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of safetensors, for other engines. Raises a TargetError for a GGUF file."""
+        if self._resolved.file is not None:
+            raise TargetError(
+                f"{self._resolved.file} is a GGUF file, and this needs the model's safetensors checkpoint: name its "
+                "folder or hub id as the target"
+            )
+        return self.folder
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -135,17 +147,17 @@ class Target:
     @cached_property
     def ends(self) -> EndWeights[Tensor]:
         """Embedding, final norm and lm_head; of a target of any size, training loads no more."""
-        return load_ends(self.folder, self.config, self.dtype, self.device)
+        return load_ends(self.place, self.config, self.dtype, self.device)
 
     @property
     def weights(self) -> DecoderWeights[Tensor]:
         """The fused weights as tensors; layers are read as they are used, and again each time."""
-        return load_weights(self.folder, self.config, self.dtype, self.device, self.ends)
+        return load_weights(self.place, self.config, self.dtype, self.device, self.ends)
 
     @property
     def stored_weights(self) -> DecoderWeights[Matrix]:
         """The fused weights as the checkpoint holds them; what the CPU kernels pack."""
-        return read_weights(self.folder, self.config, self.dtype, self.device)
+        return read_weights(self.place, self.config, self.dtype, self.device)
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -186,9 +198,9 @@ class Target:
 
 def _load_tokenizer(resolved: ResolvedTarget) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            resolved.folder, local_files_only=True, trust_remote_code=False
-        )
+        # The one of a GGUF file is of a known class; to find that out takes transformers seconds.
+        kind = AutoTokenizer if resolved.file is None else PreTrainedTokenizerFast
+        tokenizer = kind.from_pretrained(resolved.folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, ImportError, TypeError) as error:
         if "trust_remote_code" in str(error):
             raise TargetError(

@@ -19,6 +19,7 @@ from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertWeights
 from fledge.target.families import Family
 from fledge.target.matrix import Matrix
+from fledge.target.source import open_source
 from fledge.target.tensors import TensorSource
 
 M = TypeVar("M")  # a matrix: a Tensor, or a Matrix as the file holds it
@@ -98,11 +99,11 @@ class Layers(Sequence[LayerWeights[M]]):
 
 
 def read_ends(
-    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+    place: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> EndWeights[Matrix]:
-    """Embedding, final norm and lm_head of an HF folder, the norm in `dtype`, and nothing between them."""
+    """Embedding, final norm and lm_head of a folder or a GGUF file, the norm in `dtype`, and nothing between them."""
     family = families.find(config.architecture)
-    source = TensorSource(folder, family.tensor_names, dtype, device)
+    source = open_source(place, config, dtype, device)
     _check_ends(source, config)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)
@@ -113,7 +114,7 @@ def read_ends(
     lm_head = embedding if may_lack else source.matrix("lm_head.weight", vocab, hidden)
     if tied and lm_head is not embedding and not lm_head.equals(embedding):
         raise TargetError(
-            f"config.json in {folder} ties lm_head to the embedding, but the weights hold both and they differ: "
+            f"config.json of {place} ties lm_head to the embedding, but the weights hold both and they differ: "
             "transformers 5 takes lm_head, vLLM and SGLang the embedding. If lm_head is right write "
             "tie_word_embeddings=false into config.json, else save the model without lm_head"
         )
@@ -122,10 +123,9 @@ def read_ends(
     return EndWeights(embedding, norm, lm_head.scaled(config.logit_scale))
 
 
-def check_ends(folder: Path, config: DecoderConfig) -> None:
+def check_ends(place: Path, config: DecoderConfig) -> None:
     """Raise a TargetError if no head can be trained for the target, before hours of work; reads names alone."""
-    names = families.find(config.architecture).tensor_names
-    _check_ends(TensorSource(folder, names, torch.bfloat16, "cpu"), config)
+    _check_ends(open_source(place, config, torch.bfloat16), config)
 
 
 def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
@@ -140,39 +140,42 @@ def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
 
 
 def read_weights(
-    folder: Path,
+    place: Path,
     config: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> DecoderWeights[Matrix]:
-    """The weights of an HF folder, fused, norms and biases in `dtype`, layers as they are used."""
-    ends = read_ends(folder, config, dtype, device)
+    """The weights of a folder or a GGUF file, fused, norms and biases in `dtype`, layers as they are used."""
+    ends = read_ends(place, config, dtype, device)
     family = families.find(config.architecture)
-    source = TensorSource(folder, family.tensor_names, dtype, device)
+    source = open_source(place, config, dtype, device)
     layers = Layers(config.num_layers, lambda index: _read_layer(source, config, family, index))
     return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
 
 
 def load_ends(
-    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+    place: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> EndWeights[Tensor]:
-    """Embedding, final norm and lm_head of an HF folder as tensors of `dtype`, and nothing between them."""
-    ends = read_ends(folder, config, dtype, device)
+    """Embedding, final norm and lm_head of a folder or a GGUF file as tensors of `dtype`, and nothing between them."""
+    ends = read_ends(place, config, dtype, device)
     embedding = ends.embedding.dequantise(dtype, device)
     tied = ends.lm_head is ends.embedding
     return EndWeights(embedding, ends.norm, embedding if tied else ends.lm_head.dequantise(dtype, device))
 
 
 def load_weights(
-    folder: Path,
+    place: Path,
     config: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     ends: EndWeights[Tensor] | None = None,
 ) -> DecoderWeights[Tensor]:
-    """The weights of an HF folder as tensors of `dtype`, fused, layers as they are used; `ends`: read already."""
-    ends = ends or load_ends(folder, config, dtype, device)
-    layers = read_weights(folder, config, dtype, device).layers
+    """The weights of a folder or a GGUF file as tensors of `dtype`, fused, layers as they are used.
+
+    `ends`: read already.
+    """
+    ends = ends or load_ends(place, config, dtype, device)
+    layers = read_weights(place, config, dtype, device).layers
 
     def load(index: int) -> LayerWeights[Tensor]:
         w: LayerWeights[Any] = layers[index]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from fledge.target.families.family import Family
+from fledge.target.families.family import Family, Gguf
 from fledge.target.families.undecoded import undecoded
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "Family", "find", "register"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "Family", "Gguf", "find", "find_gguf", "gguf_names", "register"]
 
 _FILES = (
     "granite",
@@ -40,6 +40,17 @@ def register(*families: Family) -> None:
 def find(architecture: str) -> Family:
     """The family of an architecture; for one that isn't registered, a family without architectures."""
     return _FAMILIES.get(architecture) or undecoded(architecture)
+
+
+def find_gguf(name: str) -> Family | None:
+    """The family whose architecture has that name in GGUF files; None if files of it aren't read."""
+    families = (family for family in _FAMILIES.values() if family.gguf and name in family.gguf.model_types)
+    return next(families, None)
+
+
+def gguf_names() -> list[str]:
+    """All architectures whose GGUF files are read, as these name them."""
+    return sorted({name for family in _FAMILIES.values() if family.gguf for name in family.gguf.model_types})
 
 
 register(*(import_module(f"{__name__}.{name}").FAMILY for name in _FILES))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fledge.sources.gguf_header import GgufHeader
 from fledge.target.experts import ExpertsConfig, ExpertWeights
 from fledge.target.rope_fields import SUPPORTED_SCALING
 from fledge.target.tensors import TensorSource
@@ -35,6 +36,16 @@ def read_each_expert(source: TensorSource, place: str, experts: ExpertsConfig, h
         gate_ups[expert, inner:] = source.read(f"{own}.up_proj.weight", inner, hidden)
         downs[expert] = source.read(f"{own}.down_proj.weight", hidden, inner)
     return ExpertWeights(router, gate_ups, downs)
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """An architecture as llama.cpp's converter writes it."""
+
+    model_types: Mapping[str, str]  # for each of its names in GGUF, model_type in config.json
+    # What config.json has beyond a Llama's, from the metadata and from what config.json has so far.
+    fields: Callable[[GgufHeader, Fields], Fields] = lambda header, config: {}
+    interleaved: bool = False  # rows of q and k are reordered, dimension 2i rotates with 2i + 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,7 @@ class Family:
     norm_adds_one: bool = False  # norms multiply by 1 + weight
     qk_norm_weights: bool = True  # False: q and k are normed without weights, in layers with RoPE alone
     read_experts: Callable[[TensorSource, str, ExpertsConfig, int], ExpertWeights] = read_each_expert
+    gguf: Gguf | None = None  # None: its GGUF files aren't read
 
     def config_name(self, name: str) -> str:
         """Name in config.json of a field of Llama's."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fledge.target.families.family import Family, Fields, enabled_windows
+from fledge.target.families.family import Family, Fields, Gguf, enabled_windows
 
 DEFAULTS = {"max_position_embeddings": 32768, "sliding_window": 4096}
 
@@ -23,4 +23,5 @@ FAMILY = Family(
     fields=lambda raw: {"qkv_bias": True},
     windowed_layers=late_windows,
     understood=("attention_bias", "qkv_bias"),
+    gguf=Gguf({"qwen2": "qwen2", "qwen2vl": "qwen2"}),
 )

@@ -1,0 +1,173 @@
+"""A GGUF file's metadata as a folder of config.json, generation_config.json and the tokenizer's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from fledge.base.errors import TargetError, first_line
+from fledge.sources.gguf import open_gguf
+from fledge.sources.gguf_header import GgufHeader
+from fledge.sources.made_once import made_once
+from fledge.target import families
+from fledge.target.config import DecoderConfig
+from fledge.target.families import Family
+from fledge.target.gguf_tensors import GgufSource, head_dim, raw_rows
+from fledge.target.rope import llama3_frequencies
+
+_FORMAT = 4  # part of the folder's name: a change writes it again
+# What scales RoPE further and isn't computed, with the value that changes nothing.
+_UNKNOWN_SCALING = {"attn_factor": 1.0, "alpha": 0.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
+# Llama 3.1 and later: GGUF holds their results alone, a factor for each pair of dimensions.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def described_folder(file: Path, cache: Path) -> Path:
+    """The cached folder of a GGUF file, written if missing. Raises a TargetError as `write_folder` does."""
+    header = open_gguf(file)
+    folder = cache / "targets" / f"{file.stem}-{header.digest[:16]}-v{_FORMAT}"
+    return made_once(folder, lambda new: write_folder(header, new))
+
+
+def write_folder(header: GgufHeader, folder: Path) -> None:
+    """Write the files. Raises a TargetError for a model that can't be decoded, or that the file doesn't hold whole."""
+    family = gguf_family(header)
+    config, generation = _config(header, family)
+    for name, fields in (("config.json", config), ("generation_config.json", generation)):
+        (folder / name).write_text(json.dumps(fields, indent=2), encoding="utf-8")
+    decoder = DecoderConfig.from_folder(folder)
+    if decoder.undecodable:
+        raise TargetError(
+            f"fledge can't decode {header.file}: {decoder.undecodable}. Use another model, or its safetensors "
+            "checkpoint with features made elsewhere (docs/features.md)"
+        )
+    GgufSource(header.file, family, torch.bfloat16).check(decoder)
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(header.file.parent, gguf_file=header.file.name)
+    except (ImportError, ValueError, KeyError, IndexError, TypeError, OSError) as error:
+        raise TargetError(
+            f"can't read the tokenizer in {header.file} ({first_line(error)}): use the model's safetensors checkpoint"
+        ) from error
+    if header.templates:  # transformers reads the default one alone
+        tokenizer.chat_template = header.templates
+    tokenizer.save_pretrained(folder)
+
+
+def gguf_family(header: GgufHeader) -> Family:
+    """The family of a file's architecture. Raises a TargetError if fledge reads none of that name."""
+    found = families.find_gguf(header.architecture)
+    if found is None:
+        raise TargetError(
+            f"{header.file} is of the architecture {header.architecture!r}, and GGUF files are read of "
+            f"{', '.join(families.gguf_names())}: use one of those, or the model's safetensors checkpoint"
+        )
+    return found
+
+
+def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json, and generation_config.json."""
+    assert family.gguf is not None
+
+    def value(name: str) -> Any:
+        found = header.value(name)
+        if isinstance(found, list) and len(set(found)) == 1:  # one for each layer
+            found = found[0]
+        if found is None or isinstance(found, list):
+            raise TargetError(
+                f"{header.file} has {name}={found!r} in its metadata, not one number: use the model's safetensors "
+                "checkpoint"
+            )
+        return found
+
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise TargetError(f"{header.file} has no tensor token_embd.weight: download it again")
+    tokens = {
+        name: header.metadata.get(f"tokenizer.ggml.{name}")
+        for name in (*_ENDS, "bos_token_id", "padding_token_id")
+    }
+    ends = [end for name in _ENDS if (end := tokens[name]) is not None]
+    ids = {
+        "bos_token_id": tokens["bos_token_id"],
+        "eos_token_id": (ends[0] if len(set(ends)) == 1 else sorted(set(ends))) if ends else None,
+        "pad_token_id": tokens["padding_token_id"],
+    }
+    size = head_dim(header)
+    if header.value("attention.value_length", size) != size:
+        raise TargetError(f"{header.file} has values of another size than keys, which fledge can't decode")
+    config = {
+        "architectures": [family.architectures[0]],
+        "model_type": family.gguf.model_types[header.architecture],
+        "vocab_size": embedding.shape[0],
+        "hidden_size": value("embedding_length"),
+        "intermediate_size": value("feed_forward_length"),
+        "num_hidden_layers": value("block_count"),
+        "num_attention_heads": value("attention.head_count"),
+        "num_key_value_heads": header.value("attention.head_count_kv") and value("attention.head_count_kv"),
+        "head_dim": size,
+        "max_position_embeddings": value("context_length"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(header),
+        "partial_rotary_factor": header.value("rope.dimension_count", size) / size,
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        **ids,
+    }
+    return {**config, **family.gguf.fields(header, config)}, ids
+
+
+def _rope(header: GgufHeader) -> dict[str, Any]:
+    """RoPE's base and scaling as config.json has them."""
+    theta = header.value("rope.freq_base", 10000.0)
+    named = {key: header.value(f"rope.scaling.{key}") for key in _UNKNOWN_SCALING}
+    odd = [
+        f"rope.scaling.{key}={named[key]}"
+        for key, same in _UNKNOWN_SCALING.items()
+        if named[key] not in (None, same)
+    ]
+    kind, factor = header.value("rope.scaling.type"), header.value("rope.scaling.factor")
+    factor = float(factor or header.value("rope.scale_linear") or 1.0)
+    parameters: dict[str, Any] = {"rope_type": kind or "linear", "rope_theta": theta, "factor": factor}
+    if kind == "yarn":
+        original = header.value("rope.scaling.original_context_length") or header.value("context_length")
+        beta = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+        theirs = {ours: header.value(f"rope.scaling.yarn_{name}") for ours, name in beta.items()}
+        parameters |= {"original_max_position_embeddings": original}
+        parameters |= {ours: number for ours, number in theirs.items() if number is not None}
+    elif kind == "none" or (kind in (None, "linear") and factor == 1.0):
+        parameters = {"rope_type": "default", "rope_theta": theta}
+    elif kind not in (None, "linear"):
+        odd.append(f"rope.scaling.type={kind}")
+    if "rope_freqs.weight" in header.tensors:
+        if parameters["rope_type"] != "default":
+            odd.append(f"rope.scaling.type={kind} together with rope_freqs.weight")
+        parameters = _factors(header, theta)
+    odd += [name for name in header.tensors if name.startswith("rope_factors")]
+    if odd:
+        raise TargetError(
+            f"{header.file} scales its RoPE in a way that fledge doesn't compute ({', '.join(odd)}): use another model"
+        )
+    return parameters
+
+
+def _factors(header: GgufHeader, theta: float) -> dict[str, Any]:
+    """RoPE with a divisor for each frequency: Llama 3's scaling if they are what it gives, else as they are."""
+    factors = raw_rows("rope_freqs.weight", header.tensors["rope_freqs.weight"]).rows.float()
+    size = head_dim(header)
+    plain = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    llama3 = {"factor": _rounded(float(factors.max())), **_LLAMA3}
+    if factors.shape == plain.shape and torch.allclose(
+        plain / llama3_frequencies(plain, llama3), factors, rtol=1e-4
+    ):
+        return {"rope_type": "llama3", "rope_theta": theta, **llama3}
+    numbers = [_rounded(factor) for factor in factors.tolist()]
+    return {"rope_type": "frequency_factors", "rope_theta": theta, "factors": numbers}
+
+
+def _rounded(number: float) -> float:
+    """A float32 as it was written down."""
+    return float(f"{number:.7g}")
