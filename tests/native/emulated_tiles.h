@@ -39,28 +39,17 @@ inline void multiply(int to, int a, int b) {
       }
 }
 
-inline void multiply_bytes(int to, int a, int b) {  // signed by unsigned
-  auto *c = reinterpret_cast<int32_t(*)[16]>(tile(to).bytes);
-  auto *x = reinterpret_cast<int8_t(*)[64]>(tile(a).bytes);
-  auto *w = tile(b).bytes;
-  for (int m = 0; m < 16; ++m)
-    for (int k = 0; k < 64; ++k)
-      for (int n = 0; n < 16; ++n) c[m][n] += x[m][k] * w[k / 4][4 * n + k % 4];
-}
-
 }  // namespace emulated
 
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
-#undef _tile_dpbsud
 #undef _tile_loadconfig
 #undef _tile_release
 #define _tile_loadd(i, from, stride) emulated::load(i, from, stride)
 #define _tile_stored(i, to, stride) emulated::store(i, to, stride)
 #define _tile_zero(i) std::memset(emulated::tile(i).bytes, 0, sizeof(emulated::Tile))
 #define _tile_dpbf16ps(to, a, b) emulated::multiply(to, a, b)
-#define _tile_dpbsud(to, a, b) emulated::multiply_bytes(to, a, b)
 #define _tile_loadconfig(config) (void)(config)
 #define _tile_release() (void)0

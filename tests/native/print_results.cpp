@@ -9,9 +9,11 @@ using namespace fledge;
 
 extern "C" {
 int fledge_start(int threads);
-Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved, int int8);
-Screen* fledge_pack_screen(const bf16* weight, int outputs, int inputs);
-void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out);
+Weight* fledge_weight(int outputs, int inputs, const int* described, int parts);
+void fledge_pack_numbers(Weight* w, int first, int rows, const bf16* numbers);
+void fledge_pack_codes(Weight* w, int first, int rows, const uint8_t* values, const uint16_t* scale,
+                       const uint16_t* minimum);
+void fledge_multiply(const bf16* a, int rows, const Weight* w, float* out);
 void fledge_sample(const float* logits, int64_t rows, int64_t vocabulary, const float* temperature,
                    const int64_t* top_k, const float* top_p, const float* min_p, const int64_t* coins, int64_t* out);
 }
@@ -45,14 +47,38 @@ void print(const char* name, const Values& values, size_t first, size_t count) {
   std::printf("\n");
 }
 
-void products(bool int8) {
+Weight* pack(const std::vector<bf16>& weight, int outputs, int inputs) {
+  int described[] = {outputs, 16, 0, 0, 0};
+  Weight* packed = fledge_weight(outputs, inputs, described, 1);
+  fledge_pack_numbers(packed, 0, outputs, weight.data());
+  return packed;
+}
+
+// Random codes with scales of 1/64 to 1/32, and minima likewise.
+Weight* pack_codes(const Format& f, int outputs, int inputs) {
+  int described[] = {outputs, f.bits, f.groups, f.minima, f.minima ? 0 : 1 << (f.bits - 1)};
+  Weight* packed = fledge_weight(outputs, inputs, described, 1);
+  std::vector<uint8_t> values(static_cast<size_t>(outputs) * inputs);
+  for (auto& u : values) u = static_cast<int>((random_number() + 1) * 1024) % (1 << f.bits);
+  std::vector<uint16_t> scale(values.size() / kBlock * f.groups), minimum(scale.size());
+  for (size_t i = 0; i < scale.size(); ++i) {
+    scale[i] = 0x2400 + static_cast<int>((random_number() + 1) * 512) % 1024;
+    minimum[i] = scale[i] ^ 0x8000;
+  }
+  fledge_pack_codes(packed, 0, outputs, values.data(), scale.data(), f.minima ? minimum.data() : nullptr);
+  return packed;
+}
+
+void products() {
   constexpr int kOutputs = 75, kInputs = 608, kRows = 40;
   auto weight = numbers(kOutputs * kInputs, 1), x = numbers(64 * kInputs, 1);
-  Packed* packed = fledge_pack(weight.data(), kOutputs, kInputs, 0, int8);
   std::vector<float> out(kRows * kOutputs);
-  for (int rows : {1, 2, 3, 5, 6, 7, kRows}) {
-    fledge_multiply(x.data(), rows, packed, out.data());
-    print(int8 ? "int8" : "bf16", out, 0, rows * kOutputs);
+  for (const Format& f : kFormats) {
+    Weight* packed = f.bits == 16 ? pack(weight, kOutputs, kInputs) : pack_codes(f, kOutputs, kInputs);
+    for (int rows : {1, 2, 3, 5, 6, 7, kRows}) {
+      fledge_multiply(x.data(), rows, packed, out.data());
+      print(f.bits == 16 ? "bf16" : "codes", out, 0, rows * kOutputs);
+    }
   }
 }
 
@@ -77,8 +103,8 @@ void samples() {
 void forwards() {
   constexpr int kHidden = 64, kInner = 96, kHeads = 4, kKvHeads = 2, kDim = 32, kVocabulary = 101, kPrompt = 300;
   constexpr int kQkv = (kHeads + 2 * kKvHeads) * kDim, kPositions = 512, kPages = kPositions / kPage, kNodes = 5;
-  auto pack = [](int outputs, int inputs, bool interleaved = false) {
-    return fledge_pack(numbers(static_cast<size_t>(outputs) * inputs, 0.2f).data(), outputs, inputs, interleaved, 0);
+  auto packed = [](int outputs, int inputs, float spread = 0.2f) {
+    return pack(numbers(static_cast<size_t>(outputs) * inputs, spread), outputs, inputs);
   };
   auto norm = floats(kHidden, 1, 0.1f), cos = floats(kPositions * kDim / 2, 0, 1), sin = cos;
   for (size_t i = 0; i < sin.size(); ++i) sin[i] = std::sqrt(1 - cos[i] * cos[i]);
@@ -86,26 +112,24 @@ void forwards() {
   for (Layer& l : layers) {
     l = Layer{};
     l.input_norm = l.post_norm = norm.data();
-    l.qkv = pack(kQkv, kHidden);
-    l.o = pack(kHidden, kHeads * kDim);
-    l.gate_up = pack(2 * kInner, kHidden, true);
-    l.down = pack(kHidden, kInner);
+    l.qkv = packed(kQkv, kHidden);
+    l.o = packed(kHidden, kHeads * kDim);
+    l.gate_up = pack_codes(kFormats[5], 2 * kInner, kHidden);
+    l.down = packed(kHidden, kInner);
     l.cos = cos.data();
     l.sin = sin.data();
   }
   layers[1].windowed = 1;
-  auto embedding = numbers(kVocabulary * kHidden, 1), lm_head = numbers(kVocabulary * kHidden, 1);
   Decoder d{};
   d.shape = {kHidden, kInner, kHeads, kKvHeads, kDim, 1e-5f, 0};
   d.layers = 2;
   d.vocabulary = kVocabulary;
   d.layer = layers.data();
-  d.embedding = embedding.data();
+  d.embedding = packed(kVocabulary, kHidden, 1);
   d.embedding_scale = 1;
   d.window = 270;
   d.norm = norm.data();
-  d.lm_head = fledge_pack(lm_head.data(), kVocabulary, kHidden, 0, 0);
-  d.screen = fledge_pack_screen(lm_head.data(), kVocabulary, kHidden);
+  d.lm_head = packed(kVocabulary, kHidden, 1);
   std::vector<bf16> kv(2 * kPages * kKvHeads * 2 * kPage * kDim);
   std::vector<int> table(kPages);
   for (int p = 0; p < kPages; ++p) table[p] = kPages - 1 - p;
@@ -139,8 +163,7 @@ void forwards() {
 
 int main() {
   if (fledge_start(2)) return 1;
-  products(false);
-  products(true);
+  products();
   samples();
   forwards();
 }

@@ -37,11 +37,12 @@ def results(compiler: str, isa: str, folder: Path, run: Sequence[str] = ()) -> R
     return [(name, np.array(values, dtype=np.float64)) for name, *values in lines]
 
 
-def test_neon_computes_what_this_processor_computes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", ["neon", "dotprod"])
+def test_arm64_computes_what_this_processor_computes(tmp_path: Path, isa: str) -> None:
     compiler = build.find_compiler()
     assert CROSS and EMULATOR and compiler  # noqa: PT018
     here = results(compiler, build.isa(), tmp_path)
-    there = results(CROSS, "neon", tmp_path, (EMULATOR, "-L", "/usr/aarch64-linux-gnu"))
+    there = results(CROSS, isa, tmp_path, (EMULATOR, "-L", "/usr/aarch64-linux-gnu"))
     assert [name for name, _ in there] == [name for name, _ in here]
     for (name, got), (_, expected) in zip(there, here, strict=True):
         if name == "tokens":

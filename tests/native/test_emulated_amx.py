@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fledge.native import build, ops
+from fledge.native import build
 from fledge.target.cpu import NativeDecoder
 from tests.native.test_native_decoder import (
     PAGES,
@@ -67,24 +67,11 @@ def test_tiles_give_what_the_avx512_path_gives(
         assert torch.equal(tree[node], steps[depth][0]), depth
 
 
-@pytest.mark.parametrize("inputs", [64, 96, 576])
-def test_tiles_of_bytes_give_what_vnni_gives_bit_for_bit(
-    emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, inputs: int
-) -> None:
-    generator = torch.Generator().manual_seed(inputs)
-    weight, rows = (torch.randn(n, inputs, generator=generator).bfloat16() for n in (75, 300))
-    monkeypatch.setattr(build, "_load", lambda isa: (emulated, ""))
-    matrix = ops.PackedMatrix(weight, int8=True)
-    alone = torch.cat([matrix.multiply(row[None]) for row in rows])  # so few rows that no tile is used
-    for count in (7, 16, 17, 32, 40, 300):
-        assert torch.equal(matrix.multiply(rows[:count]), alone[:count]), count
-
-
 def test_screening_by_tiles_finds_the_argmax_of_all_logits(
     emulated: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "_load", lambda isa: (emulated, ""))
-    config = make_config(hidden_size=128)  # two whole groups of inputs: tiles take no half ones
+    config = make_config(hidden_size=128)
     decoder = NativeDecoder(config, make_weights(config))
     batch = one_request(tokens_of(40, config.vocab_size, seed=1), 0)
     kv = decoder.allocate_kv(PAGES)

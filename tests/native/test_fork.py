@@ -8,14 +8,14 @@ import signal
 import pytest
 import torch
 
-from fledge.native.ops import PackedMatrix
+from fledge.native.ops import Weight
 from tests.base.forked import forked
 
 pytestmark = pytest.mark.kernels
 
 
 def fork_beside_kernels() -> None:
-    matrix, rows = PackedMatrix(torch.randn(96, 64)), torch.randn(5, 64)
+    matrix, rows = Weight.of(torch.randn(96, 64)), torch.randn(5, 64)
     expected = matrix.multiply(rows)
     for _ in range(3):
         child = os.fork()

@@ -10,12 +10,12 @@ import pytest
 
 from fledge.base.errors import EngineError
 from fledge.native import build
-from tests.native import test_int8 as int8
+from tests.native import test_codes as codes
 from tests.native import test_native_decoder as decoder
 from tests.native import test_native_head as head
 from tests.native import test_screen as screen
 
-AVX2 = frozenset({"avx2", "fma"})
+AVX2 = frozenset({"avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 BF16 = AVX512 | {"avx512_bf16", "avx512_vnni"}
 
@@ -32,11 +32,15 @@ CHECKS: dict[str, Callable[[], None]] = {
         decoder.test_tree_nodes_get_bit_for_bit_what_plain_decode_gives, 508, decoder.WINDOWED
     ),
     "a row is on its own": partial(decoder.test_a_row_does_not_depend_on_the_rows_beside_it, {}),
-    "a row's products are its own": partial(int8.test_a_row_does_not_depend_on_the_rows_beside_it, True, 576),
-    "8-bit products": partial(
-        int8.test_products_are_within_the_rounding_of_weights_and_activations, 31, 65, 1536
-    ),
-    "8-bit numbers": int8.test_values_that_eight_bits_hold_are_multiplied_exactly,
+    **{
+        f"{name}: {what}": partial(check, f)
+        for name, f in codes.FORMATS.items()
+        for what, check in (
+            ("a row's products are its own", codes.test_a_row_has_the_same_product_whatever_is_beside_it),
+            ("products", codes.test_products_with_rows_that_eight_bits_hold_are_exact),
+            ("rows", codes.test_rows_are_read_back),
+        )
+    },
     "a head agrees with torch": partial(
         head.test_extend_and_draft_steps_agree_with_torch, (True, True), True, 0.06
     ),
@@ -72,6 +76,7 @@ def on(monkeypatch: pytest.MonkeyPatch, machine: str, flags: frozenset[str], sys
         ("x86_64", AVX512, ["avx512", "avx2"]),
         ("x86_64", AVX2, ["avx2"]),
         ("aarch64", frozenset({"fp", "asimd"}), ["neon"]),
+        ("aarch64", frozenset({"fp", "asimd", "asimddp"}), ["dotprod", "neon"]),
     ],
 )
 def test_the_fastest_one_is_taken_and_others_by_name(
@@ -100,8 +105,8 @@ def test_one_that_is_unknown_or_not_there_is_an_error_that_names_those_that_are(
 @pytest.mark.parametrize(
     ("system", "machine", "flags", "reason"),
     [
-        ("Linux", "x86_64", frozenset({"sse4_2", "avx"}), "this processor lacks avx2, fma"),
-        ("Linux", "x86_64", frozenset({"avx2"}), "this processor lacks fma"),
+        ("Linux", "x86_64", frozenset({"sse4_2", "avx"}), "this processor lacks avx2, f16c, fma"),
+        ("Linux", "x86_64", frozenset({"avx2"}), "this processor lacks f16c, fma"),
         ("Linux", "riscv64", frozenset(), "they need Linux on x86-64 or arm64, this is Linux on riscv64"),
         ("Darwin", "arm64", frozenset(), "they need Linux on x86-64 or arm64, this is Darwin on arm64"),
     ],

@@ -1,7 +1,7 @@
 """The draft head on the CPU kernels: one C++ call per draft step or extend, including top-k.
 
-A draft step mostly reads the head's matrices, so they are stored in 8 bits (`native/int8.h`). That occasionally changes
-what is drafted, but never the answer: the target still verifies in bf16.
+A draft step mostly reads the head's matrices, so they are stored in 8 bits (`native/codes.h`). That occasionally
+changes what is drafted, but never the answer: the target still verifies in bf16.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
 from fledge.target.cpu import batch_arguments, shape_reason
+from fledge.target.matrix import Matrix
+from fledge.target.packing import interleaved, packed
 from fledge.target.rope import rope_tables
 
 
@@ -38,7 +40,7 @@ def _shape(c: HeadConfig) -> abi.Shape:
 
 
 class NativeHeadRunner:
-    """`HeadRunner` on the CPU kernels; page size 32. `embedding` [V, H] is the target's, or the head's own.
+    """`HeadRunner` on the CPU kernels; page size 32. `embedding` [V, H] is the target's, packed, or the head's own.
 
     int8: the matrices in 8 bits; otherwise bf16, like everything else.
     """
@@ -46,21 +48,22 @@ class NativeHeadRunner:
     page_size = abi.PAGE_SIZE
 
     def __init__(
-        self, config: HeadConfig, weights: HeadWeights, embedding: Tensor, *, int8: bool = True
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        embedding: Tensor | ops.Weight,
+        *,
+        int8: bool = True,
     ) -> None:
         self.config = config
         self._library = library()
-        self._matrices = [
-            ops.PackedMatrix(weights.qkv, int8=int8),
-            ops.PackedMatrix(weights.o, int8=int8),
-            ops.PackedMatrix(weights.gate_up, interleaved=True, int8=int8),
-            ops.PackedMatrix(weights.down, int8=int8),
-            ops.PackedMatrix(weights.fc, int8=int8),
-            ops.PackedMatrix(weights.lm_head, int8=int8),
-        ]
+        matrices = [Matrix.of(m.detach()) for m in (weights.qkv, weights.o, weights.gate_up, weights.down)]
+        matrices += [Matrix.of(weights.fc.detach()), Matrix.of(weights.lm_head.detach())]
+        matrices[2] = interleaved(matrices[2])
+        self._matrices = [packed(m.quantised("q8_0") if int8 else m) for m in matrices]
         self.draft_weights: DraftWeights = "int8" if int8 else "bfloat16"
         layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
-        self._embedding = embedding.detach().to(torch.bfloat16).contiguous()
+        self._embedding = embedding if isinstance(embedding, ops.Weight) else packed(embedding)
         vectors = (weights.input_norm, weights.post_norm, weights.hidden_norm, weights.norm, weights.fc_norms)
         self._vectors = [None if v is None else v.detach().float().contiguous() for v in vectors]
         self._target_ids = weights.d2t.long() + torch.arange(config.draft_vocab_size)
@@ -79,7 +82,7 @@ class NativeHeadRunner:
             int(config.norm_output),
             int(config.norm_before_residual),
             abi.Layer(input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0),
-            self._embedding.data_ptr(),
+            self._embedding.pointer,
             hidden_norm,
             norm,
             fc_norm,

@@ -9,6 +9,7 @@ from fledge.base.options import DraftWeights
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
 from fledge.draft.runner import HeadRunner, TorchHeadRunner
 from fledge.heads.head import Head
+from fledge.target.cpu import NativeDecoder
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
@@ -29,13 +30,14 @@ def head_runner(
             f"draft_weights is {draft_weights!r}; choose one of {', '.join(get_args(DraftWeights))}"
         )
     head = head.running_with(target)
-    embedding = target.ends.embedding if head.weights.embedding is None else head.weights.embedding
     reason = "the target decodes with torch"
     if backend == "native" or (backend == "auto" and target.decoder.backend == "native"):
         reason = native_head_reason(head.config)
         if not reason:
-            int8 = draft_weights != "bfloat16"
-            return NativeHeadRunner(head.config, head.weights, embedding, int8=int8)
+            int8, decoder = draft_weights != "bfloat16", target.decoder
+            shared = decoder.embedding if isinstance(decoder, NativeDecoder) else target.ends.embedding
+            own = head.weights.embedding
+            return NativeHeadRunner(head.config, head.weights, shared if own is None else own, int8=int8)
     if backend == "native":
         raise HeadError(f"the native CPU kernels can't run this head: {reason}. Use backend='torch'")
     if draft_weights not in (None, str(target.dtype).removeprefix("torch.")):
@@ -43,5 +45,6 @@ def head_runner(
             f"draft_weights={draft_weights!r} needs the native CPU kernels ({reason}); in torch a head computes in the "
             f"target's {str(target.dtype).removeprefix('torch.')}: leave draft_weights out"
         )
-    embedding = embedding.to(target.device, target.dtype)
+    own = head.weights.embedding
+    embedding = (target.ends.embedding if own is None else own).to(target.device, target.dtype)
     return TorchHeadRunner(head.config, head.weights, embedding, page_size=target.decoder.page_size)

@@ -9,10 +9,11 @@ result never depends on the rows beside it. Read the C++ from the bottom up:
                                     compiler's own (vectors_portable.h)
                  vector_math.h      exp, SiLU, RMS norm
                  threads.h          a team of threads: barriers, work stealing
-    products     gemm.h             weights packed in panels of 32 outputs; the loop over panels and rows
-                 tiles_vectors.h    one panel times some rows (tiles_amx.h: by AMX tiles)
+    products     weight.h           weights packed in panels of 32 outputs: their formats
+                 gemm.h             the loop over panels and rows
+                 tiles_vectors.h    one panel in bf16 times some rows (tiles_amx.h: by AMX tiles)
                  block_bf16.h       its microkernel by AVX-512 bf16 (block_float.h: in float)
-                 int8.h             the same with 8-bit weights
+                 codes.h            one panel in codes of 4 to 8 bits times some rows, rounded to 8 bits
                  prefetch.h         weights prefetched across the products of a forward
     attention    kv_pages.h         how a page of keys and values lies in memory
                  attention_plan.h   what a row of a tree sees; splits and units of work

@@ -65,6 +65,12 @@ class Decoder(Structure):
     ]
 
 
+class Screen(Structure):
+    """The 8-bit copy of an lm_head and the bounds of its error. screen.h."""
+
+    _fields_ = [("weights", c_void_p), ("bounds", c_void_p)]
+
+
 class DecoderOutputs(Structure):
     """Where a decoder forward writes; null: not wanted. models.h."""
 
@@ -186,7 +192,7 @@ class Accepted(Structure):
 
 
 STRUCTURES = (
-    *(Shape, Layer, Batch, Decoder, DecoderOutputs, DraftHead, HeadOutputs),
+    *(Shape, Layer, Batch, Decoder, Screen, DecoderOutputs, DraftHead, HeadOutputs),
     *(RoundModels, CarriedState, Drawing, DraftTerms, DraftOffsets, Drafts, Recent, Hooks, Accepted),
 )
 LIMITS = {

@@ -6,7 +6,8 @@
 //
 //     sum[row][left], sum[row][right]  +=  x[row][k, k + 1] . (line of outputs 0-15, line of outputs 16-31)
 #pragma once
-#include "int8.h"
+#include "prefetch.h"
+#include "vector_math.h"
 
 namespace fledge {
 
@@ -35,7 +36,7 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
     const bf16* w = b(s);
     const bf16* x = a + s * 32;
     for (int half = 0; half < 2; ++half, w += block_offset(8, 0), x += 16) {
-      Lines unit = group.prefetches(s) ? prefetch.next_unit() : Lines{};
+      Lines unit = group.prefetches(s) ? prefetch.next(kPrefetchUnit) : Lines{};
 #pragma GCC unroll 1  // the hardware prefetcher separates streams by the load's address in the code: let there be few
       for (int pair = 0; pair < 8; ++pair) {
         prefetch_lines(unit, pair * 2, 2);

@@ -10,7 +10,8 @@
 //
 // Where the sums of all rows for both halves of a panel don't fit the registers, one half follows the other.
 #pragma once
-#include "int8.h"
+#include "prefetch.h"
+#include "vector_math.h"
 
 namespace fledge {
 
@@ -48,7 +49,7 @@ inline void block(const bf16* a, int stride, int steps, Step&& b, float* c, int 
       const bf16* w = b(s) + block_offset(0, half);
       for (int first = 0; first < 16; first += 8) {
         bool due = group.prefetches(s) && (kHalves == 2 || first / 8 == half);  // evenly over both passes
-        Lines unit = due ? prefetch.next_unit() : Lines{};
+        Lines unit = due ? prefetch.next(kPrefetchUnit) : Lines{};
 #pragma GCC unroll 1
         for (int pair = first; pair < first + 8; ++pair) {
           prefetch_lines(unit, (pair - first) * 2, 2);

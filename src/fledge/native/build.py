@@ -249,7 +249,7 @@ def _load(name: str) -> tuple[ctypes.CDLL | None, str]:
 def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Declare the return types of functions that don't return an int. Raises RuntimeError as `abi.check` does."""
     abi.check(loaded, abi.STRUCTURES, abi.LIMITS)
-    loaded.fledge_pack.restype = loaded.fledge_pack_screen.restype = ctypes.c_void_p
-    loaded.fledge_packed_bytes.restype = loaded.fledge_screen_bytes.restype = ctypes.c_int64
+    loaded.fledge_weight.restype = ctypes.c_void_p
+    loaded.fledge_weight_bytes.restype = ctypes.c_int64
     loaded.fledge_read.restype = ctypes.c_uint64
     return loaded

@@ -15,7 +15,7 @@ Buffer<float> some_logits;   // [kRowBlock wanted rows, vocabulary], to choose t
 Screening screening;
 std::vector<Buffer<float>> races;  // by thread: what sampling needs
 
-void add_matrices(std::vector<const Packed*>& weights, const Layer& l) {
+void add_matrices(std::vector<const Weight*>& weights, const Layer& l) {
   weights.insert(weights.end(), {l.qkv, l.o, l.gate_up, l.down});
 }
 
@@ -41,11 +41,9 @@ void copy_features(const DraftHead& h, const HeadOutputs& out, int r, bf16* x) {
 // The input [2 * hidden] of the head's layer: the token's embedding and the hidden state `residual`, both normed.
 void join_inputs(const DraftHead& h, int token, float* residual, bf16* x) {
   const Shape& s = h.shape;
-  const bf16* e = h.embedding + static_cast<size_t>(token) * s.hidden;
-  Floats sum = zeros();
-  for (int i = 0; i < s.hidden; i += 16) sum = fmadd(load_bf16(e + i), load_bf16(e + i), sum);
-  Floats scale = broadcast(1.0f / std::sqrt(sum_of(sum) / s.hidden + s.eps));
-  for (int i = 0; i < s.hidden; i += 16) store_bf16(x + i, load_bf16(e + i) * scale * load(h.layer.input_norm + i));
+  std::vector<float> embedded(s.hidden);
+  unpack_row(*h.embedding, token, embedded.data());
+  rms_norm(embedded.data(), h.layer.input_norm, x, s.hidden, s.eps);
   rms_norm(residual, h.hidden_norm, x + s.hidden, s.hidden, s.eps);
   if (h.norm_before_residual)
     for (int i = 0; i < s.hidden; i += 16) store(residual + i, load_bf16(x + s.hidden + i));
@@ -84,7 +82,8 @@ int choose(const Decoder& d, const DecoderOutputs& out, int64_t m, float* x, Buf
   for (int p = 0; allowed && p < panels; ++p)
     for (int i = 0; i < kPanel && p * kPanel + i < d.vocabulary; ++i)
       if (!(allowed[p] >> i & 1)) x[p * kPanel + i] = -INFINITY;
-  return choose_token(x, d.vocabulary, SampleOptions::of(out.filters + m * 4), out.coins[m],
+  auto options = out.filters ? SampleOptions::of(out.filters + m * 4) : SampleOptions{};
+  return choose_token(x, d.vocabulary, options, out.coins ? out.coins[m] : 0,
                       work.ensure(2 * (static_cast<size_t>(d.vocabulary) + 16)));
 }
 
@@ -124,14 +123,14 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
   int wanted = static_cast<int>(out.count);
   // Screening multiplies single rows, with room for the rest of a tile after each.
   if (out.logits || out.chosen) lm_inputs.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
-  bool screens = out.chosen && !wants_filters(out);
-  if (screens) screening.ensure(wanted, d->screen->weights, t.size, out.filters, out.coins, out.allowed);
+  bool screens = out.chosen && d->screen && !wants_filters(out);
+  if (screens) screening.ensure(wanted, *d->screen->weights, t.size, out.filters, out.coins, out.allowed);
   else if (out.chosen) some_logits.ensure(std::min<size_t>(wanted, kRowBlock) * d->vocabulary);
   if (static_cast<int>(races.size()) < t.size) races.resize(t.size);
-  std::vector<const Packed*> weights;
+  std::vector<const Weight*> weights;
   for (int l = 0; l < d->layers; ++l) add_matrices(weights, d->layer[l]);
   if (out.logits || (out.chosen && !screens)) weights.push_back(d->lm_head);
-  if (screens) weights.push_back(&d->screen->weights);
+  if (screens) weights.push_back(d->screen->weights);
   if (!out.logits && !out.chosen) wanted = 0;
   bool narrows = !out.hidden && (wanted == 0 || wants_some(out.logit_rows, wanted, b.rows));
   for (int layer : d->feature_layers) narrows = narrows && !(out.features && layer == d->layers - 1);
@@ -140,11 +139,11 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
     configure_tiles();
     plan_prefetch(t, id, b.rows, weights);
     t.for_each(id, b.rows, [&](int r) {
-      const bf16* e = d->embedding + static_cast<size_t>(b.token_ids[r]) * s.hidden;
       float* x = residual(r);
+      unpack_row(*d->embedding, b.token_ids[r], x);
       bf16 scaled[16];  // rounded, as transformers does; times 1 changes nothing
       for (int i = 0; i < s.hidden; i += 16) {
-        store_bf16(scaled, load_bf16(e + i) * broadcast(d->embedding_scale));
+        store_bf16(scaled, load(x + i) * broadcast(d->embedding_scale));
         store(x + i, load_bf16(scaled));
       }
     });
@@ -194,10 +193,8 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
   int wanted = static_cast<int>(out.count);
   lm_inputs.ensure((static_cast<size_t>(wanted) + 31) / 32 * 32 * s.hidden);
   draft_logits.ensure(static_cast<size_t>(wanted) * h->draft_vocabulary);
-  if (h->lm_head->int8)
-    int8_rows().ensure(std::min(b.rows, kRowBlock), std::max({inputs, s.intermediate, s.heads * s.head_dim}));
   if (static_cast<int>(races.size()) < t.size) races.resize(t.size);
-  std::vector<const Packed*> weights;
+  std::vector<const Weight*> weights;
   if (out.features) weights.push_back(h->fc);
   add_matrices(weights, h->layer);
   weights.push_back(h->lm_head);
@@ -240,10 +237,10 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
 }
 
 // out [rows, outputs] = a [rows rounded up to 32, inputs] times a packed weight that isn't interleaved.
-void fledge_multiply(const bf16* a, int rows, const Packed* w, float* out) {
+void fledge_multiply(const bf16* a, int rows, const Weight* w, float* out) {
   std::lock_guard<std::mutex> lock(call_mutex());
   Team& t = team();
-  if (w->int8) int8_rows().ensure(std::min(rows, kRowBlock), w->inputs);
+  RoundedRows::running().ensure(t.size, rows, w->inputs);
   t.run([&](int id) {
     configure_tiles();
     plan_prefetch(t, id, rows, {w});

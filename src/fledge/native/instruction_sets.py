@@ -42,18 +42,21 @@ class InstructionSet(NamedTuple):
     flags: tuple[str, ...]
 
 
-_AVX2 = frozenset({"avx2", "fma"})
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 _BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 INSTRUCTION_SETS = {  # by their names in $FLEDGE_ISA, the fastest first
     "amx": InstructionSet(
-        "AMX", "x86_64", _BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
-        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        "AMX", "x86_64", _BF16 | {"amx_tile", "amx_bf16"},
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"),
     ),
     "avx512bf16": InstructionSet("AVX-512 bf16", "x86_64", _BF16, _BF16_FLAGS),
     "avx512": InstructionSet("AVX-512", "x86_64", _AVX512, ("-march=x86-64-v4",)),
-    "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-march=x86-64", "-mavx2", "-mfma")),
+    "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-march=x86-64", "-mavx2", "-mfma", "-mf16c")),
+    "dotprod": InstructionSet(
+        "NEON with dot products", "aarch64", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)
+    ),
     "neon": InstructionSet("NEON", "aarch64", frozenset({"asimd"}), ("-mcpu=generic",)),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ struct Shape {
 struct Layer {  // weights; a null pointer: it has none of these
   const float *input_norm, *post_norm, *qkv_bias, *q_norm, *k_norm;
   const float *attention_out_norm, *mlp_out_norm;  // of what is added to the residual
-  const Packed *qkv, *o, *gate_up, *down;
+  const Weight *qkv, *o, *gate_up, *down;
   const float *cos, *sin;  // RoPE, [positions, head_dim / 2]
   int windowed;            // it has a sliding window
 };
@@ -49,6 +49,7 @@ struct Workspace {  // one forward's intermediate rows; forwards are serialised
       own.resize(threads);
     }
     for (auto& rows_of : own) rows_of.ensure(static_cast<size_t>(32) * s.hidden);
+    RoundedRows::running().ensure(threads, rows, std::max({inputs, s.intermediate, static_cast<int>(heads)}));
   }
 };
 
@@ -165,7 +166,7 @@ inline int keep_rows(Team& t, int id, const Shape& s, Workspace& ws, const int* 
 
 // residual += input [rows, inputs] times a weight, normed before it is added if there is a norm. Inside Team::run.
 inline void add_product(Team& t, int id, const Shape& s, Workspace& ws, const bf16* input, int inputs, int rows,
-                        const Packed& weight, const float* norm) {
+                        const Weight& weight, const float* norm) {
   gemm(t, id, input, inputs, rows, weight, [&](int row, int p, const float* c) {
     size_t at = static_cast<size_t>(row) * s.hidden + p * kPanel;
     if (norm) {

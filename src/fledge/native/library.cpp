@@ -17,40 +17,40 @@ int fledge_start(int threads) {
   return 0;
 }
 
-// int8: symmetric 8-bit weights, one scale per output. Null when there is no memory.
-Packed* fledge_pack(const bf16* weight, int outputs, int inputs, int interleaved, int int8) {
-  Packed w = int8 ? pack_int8(weight, outputs, inputs, interleaved) : pack(weight, outputs, inputs, interleaved);
-  return w.data || w.int8 ? new Packed(w) : nullptr;
-}
-void fledge_unpack(Packed* w) {
-  if (!w) return;
-  std::free(w->data);
-  std::free(w->int8);
-  std::free(w->scale);
+// A weight [outputs, inputs] whose parts are described by five numbers each: rows, bits, groups of a block, whether they
+// have minima, and the code of 0. Null when there is no memory or no such format.
+Weight* fledge_weight(int outputs, int inputs, const int* described, int parts) {
+  auto* w = new Weight;
+  w->outputs = outputs;
+  w->inputs = inputs;
+  w->parts = parts;
+  for (int i = 0; i < parts && i < Weight::kMostParts; ++i, described += 5) {
+    const Format* format = std::find_if(std::begin(kFormats), std::end(kFormats), [&](const Format& f) {
+      return f.bits == described[1] && f.groups == described[2] && f.minima == described[3];
+    });
+    if (format != std::end(kFormats))
+      w->part[i] = {format, described[4], 0, (described[0] + kPanel - 1) / kPanel, 0};
+  }
+  bool known = parts <= Weight::kMostParts;
+  for (int i = 0; known && i < parts; ++i) known = w->part[i].format != nullptr;
+  if (known) allocate(*w);
+  if (w->data) return w;
   delete w;
-}
-int64_t fledge_packed_bytes(const Packed* w) {
-  int64_t scales = static_cast<int64_t>(w->panels()) * kPanel * sizeof(float);
-  return w->int8 ? static_cast<int64_t>(w->elements()) + scales : static_cast<int64_t>(w->elements() * sizeof(bf16));
-}
-
-// The 8-bit copy of an lm_head (screen.h). Null when there is no memory.
-void fledge_unpack_screen(Screen* s) {
-  if (!s) return;
-  std::free(s->weights.int8);
-  std::free(s->weights.scale);
-  std::free(s->bounds);
-  delete s;
-}
-Screen* fledge_pack_screen(const bf16* weight, int outputs, int inputs) {
-  Screen* s = new Screen(pack_screen(weight, outputs, inputs));
-  if (s->weights.int8 && s->bounds) return s;
-  fledge_unpack_screen(s);
   return nullptr;
 }
-// How many of its bytes screening reads.
-int64_t fledge_screen_bytes(const Screen* s) {
-  return fledge_packed_bytes(&s->weights) + static_cast<int64_t>(s->weights.panels()) * 2 * kPanel * sizeof(float);
+void fledge_free_weight(Weight* w) {
+  std::free(w->data);
+  delete w;
+}
+int64_t fledge_weight_bytes(const Weight* w) { return static_cast<int64_t>(w->bytes); }
+// Rows from `first` on, a multiple of 32, all of one part: numbers in bf16, or codes with their scales and minima in f16.
+void fledge_pack_numbers(Weight* w, int first, int rows, const bf16* numbers) { pack_rows(*w, first, rows, numbers); }
+void fledge_pack_codes(Weight* w, int first, int rows, const uint8_t* values, const uint16_t* scale,
+                       const uint16_t* minimum) {
+  pack_rows(*w, first, rows, values, scale, minimum);
+}
+void fledge_unpack_rows(const Weight* w, int first, int rows, float* out) {
+  for (int r = 0; r < rows; ++r) unpack_row(*w, first + r, out + static_cast<size_t>(r) * w->inputs);
 }
 
 void fledge_move_kv(bf16* kv, int layers, int64_t pages, int kv_heads, int head_dim, const int64_t* source,

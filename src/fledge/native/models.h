@@ -11,12 +11,12 @@ struct Decoder {
   int layers, vocabulary;
   int feature_layers[3];
   const fledge::Layer* layer;
-  const fledge::bf16* embedding;
+  const fledge::Weight* embedding;
   float embedding_scale;
   int window;  // how many tokens a row sees in windowed layers, its own included
   const float* norm;
-  const fledge::Packed* lm_head;
-  const fledge::Screen* screen;  // of the lm_head: chooses tokens without logits
+  const fledge::Weight* lm_head;
+  const fledge::Screen* screen;  // of the lm_head: chooses tokens without logits; null: it has none
 };
 
 struct DecoderOutputs {  // what a forward writes; null: not wanted
@@ -36,9 +36,9 @@ struct DraftHead {
   fledge::Shape shape;
   int target_hidden, draft_vocabulary, norm_output, norm_before_residual;
   fledge::Layer layer;
-  const fledge::bf16* embedding;
+  const fledge::Weight* embedding;
   const float *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
-  const fledge::Packed *fc, *lm_head;
+  const fledge::Weight *fc, *lm_head;
   const int64_t* target_ids;  // [draft_vocabulary]
 };
 

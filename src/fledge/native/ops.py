@@ -6,7 +6,9 @@ import contextlib
 import math
 import mmap
 import weakref
-from ctypes import c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import addressof, c_int, c_int64, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from fledge.native.build import library
 
 MAX_GROUP = 16  # query heads per KV head
 _HUGE_PAGE = 2 << 20
+_ROUND_UP = 1.001  # a norm that is summed in float32 is too small by less than this
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -37,28 +40,59 @@ def pages_of_zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return whole[first : first + size].view(dtype).view(shape)
 
 
-class PackedMatrix:
-    """A bf16 weight [N, K] in the order the kernels read it, held outside torch; K is a multiple of 32.
+class Format(NamedTuple):
+    """The numbers of a weight's part; `weight.h` has the formats there are."""
 
-    interleaved: the weight is [2 * I, K] with gate rows first, stored so that gate i and up i sit side by side.
-    int8: kept in 8 bits, symmetric, with one scale per output.
+    rows: int
+    bits: int = 16  # 16: bf16; 8, 6 or 4: codes u with w = scale * (u - zero) - minimum
+    groups: int = 0  # of every 32 inputs, with a scale each: 1 or 2
+    minima: bool = False
+    zero: int = 0
+
+
+class Weight:
+    """A weight [N, K] in the order the kernels read it, held outside torch; K is a multiple of 32.
+
+    `parts` lie below one another; all but the last have a multiple of 32 rows. Raises a MemoryError.
     """
 
-    def __init__(self, weight: Tensor, *, interleaved: bool = False, int8: bool = False) -> None:
-        outputs, inputs = weight.shape
-        held = weight.detach().to(torch.bfloat16).contiguous()
+    def __init__(self, inputs: int, parts: Sequence[Format]) -> None:
+        self.shape = (sum(part.rows for part in parts), inputs)
         kernels = library()
-        self.shape = (outputs, inputs)
-        self.pointer: int = kernels.fledge_pack(
-            c_void_p(held.data_ptr()), outputs, inputs, int(interleaved), int(int8)
-        )
+        described = (c_int * (5 * len(parts)))(*(int(number) for part in parts for number in part))
+        self.pointer: int = kernels.fledge_weight(*self.shape, described, len(parts))
         if not self.pointer:
-            raise MemoryError(f"no memory to pack a weight of {outputs} x {inputs}")
-        self.bytes = int(kernels.fledge_packed_bytes(c_void_p(self.pointer)))
-        weakref.finalize(self, kernels.fledge_unpack, c_void_p(self.pointer))
+            raise MemoryError(f"no memory to pack a weight of {self.shape[0]} x {inputs}")
+        self.bytes = int(kernels.fledge_weight_bytes(c_void_p(self.pointer)))
+        self.coded = parts[0].bits != 16
+        weakref.finalize(self, kernels.fledge_free_weight, c_void_p(self.pointer))
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> Weight:
+        """Of a matrix [N, K], rounded to bf16."""
+        weight = cls(numbers.shape[1], [Format(numbers.shape[0])])
+        weight.pack_numbers(0, numbers)
+        return weight
+
+    def pack_numbers(self, first: int, numbers: Tensor) -> None:
+        """Rows [M, K] from row `first` on, a multiple of 32, of one part, rounded to bf16."""
+        held = numbers.detach().to(torch.bfloat16).contiguous()
+        library().fledge_pack_numbers(c_void_p(self.pointer), first, held.shape[0], c_void_p(held.data_ptr()))
+
+    def pack_codes(self, first: int, values: Tensor, scale: Tensor, minimum: Tensor | None) -> None:
+        """The same with codes: values [M, K] uint8, the others [M, K / 32 * groups] float16."""
+        held = [None if t is None else t.contiguous() for t in (values, scale, minimum)]
+        pointers = [c_void_p(address(t)) for t in held]
+        library().fledge_pack_codes(c_void_p(self.pointer), first, values.shape[0], *pointers)
+
+    def rows(self, first: int, stop: int) -> Tensor:
+        """Rows first .. stop - 1, float32."""
+        out = torch.empty(stop - first, self.shape[1])
+        library().fledge_unpack_rows(c_void_p(self.pointer), first, stop - first, c_void_p(out.data_ptr()))
+        return out
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """`rows` [M, K] times the weight, not an interleaved one: [M, N] float32."""
+        """`rows` [M, K] times the weight: [M, N] float32."""
         outputs, inputs = self.shape
         count = rows.shape[0]
         held = torch.zeros(-(-count // 32) * 32, inputs, dtype=torch.bfloat16)
@@ -71,17 +105,25 @@ class PackedMatrix:
 
 
 class Screen:
-    """The 8-bit copy of an lm_head [V, H] that finds a row's token without reading all of it; see `screen.h`."""
+    """An 8-bit copy of an lm_head [V, H], and for each output a bound of the error of its products; see `screen.h`."""
 
-    def __init__(self, weight: Tensor) -> None:
-        outputs, inputs = weight.shape
-        held = weight.detach().to(torch.bfloat16).contiguous()
-        kernels = library()
-        self.pointer: int = kernels.fledge_pack_screen(c_void_p(held.data_ptr()), outputs, inputs)
-        if not self.pointer:
-            raise MemoryError(f"no memory for the 8-bit copy of an lm_head of {outputs} x {inputs}")
-        self.bytes = int(kernels.fledge_screen_bytes(c_void_p(self.pointer)))
-        weakref.finalize(self, kernels.fledge_unpack_screen, c_void_p(self.pointer))
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self._weight = Weight(inputs, [Format(outputs, 8, 1, zero=128)])
+        self._bounds = torch.zeros(-(-outputs // 32), 2, 32)
+        self._struct = abi.Screen(self._weight.pointer, self._bounds.data_ptr())
+        self.bytes = self._weight.bytes + self._bounds.nbytes
+
+    @property
+    def pointer(self) -> int:
+        """The screen's address for the kernels, valid as long as it lives."""
+        return addressof(self._struct)
+
+    def pack(self, first: int, numbers: Tensor, values: Tensor, scale: Tensor, rounded: Tensor) -> None:
+        """Rows [M, H] from row `first` on, a multiple of 32: as they are, as codes, and what the codes stand for."""
+        self._weight.pack_codes(first, values, scale, None)
+        norms = torch.stack(((numbers - rounded).norm(dim=1), rounded.norm(dim=1)), 1) * _ROUND_UP  # [M, 2]
+        norms = torch.nn.functional.pad(norms, (0, 0, 0, -len(norms) % 32)).view(-1, 32, 2)
+        self._bounds[first // 32 : first // 32 + len(norms)] = norms.transpose(1, 2)
 
 
 class BatchArguments:

@@ -20,7 +20,7 @@
 namespace fledge {
 
 constexpr int kLine = 64;              // bytes of a cache line
-constexpr long kPrefetchUnit = 1024;  // bytes; the step in which streams are counted
+constexpr long kPrefetchUnit = 1024;  // bytes that a product of bf16 prefetches at once
 
 // Bytes of the L3 cache that the first core has a part in; 32 MiB where the system doesn't say. (An AMD processor has
 // several such caches, and sysconf their sum.)
@@ -47,26 +47,26 @@ struct Lines {
 // fill the processor's queue of misses and hold up the loads behind it. Inlined everywhere: a call in the middle of a
 // product would spill its accumulators to memory.
 struct Prefetch {
-  const char *next = nullptr, *end = nullptr, *then = nullptr;  // up to `end`, and from `then` on after that
-  long left = 0;                                                // units
+  const char *at = nullptr, *end = nullptr, *then = nullptr;  // up to `end`, and from `then` on after that
+  long left = 0;                                              // bytes
   bool passing = false;
 
-  // The next unit; none when all are taken.
-  [[gnu::always_inline]] Lines next_unit() {
-    if (left == 0) return {};
-    if (next == end) next = then;
-    --left;
-    next += kPrefetchUnit;
-    return {next - kPrefetchUnit, passing};
+  // The next `bytes` bytes, or a few more; none when all are taken.
+  [[gnu::always_inline]] Lines next(long bytes) {
+    if (left <= 0) return {};
+    if (at >= end && then) at = then, end = then + left;
+    left -= bytes;
+    at += bytes;
+    return {at - bytes, passing};
   }
 };
 
-// Prefetches `count` lines of a unit, from line `first` on.
-[[gnu::always_inline]] inline void prefetch_lines(Lines unit, int first, int count) {
-  if (unit.at == nullptr) return;
+// Prefetches `count` of these lines, from line `first` on.
+[[gnu::always_inline]] inline void prefetch_lines(Lines lines, int first, int count) {
+  if (lines.at == nullptr) return;
   for (int i = first; i < first + count; ++i) {
-    if (unit.passing) prefetch_passing(unit.at + i * kLine);
-    else prefetch_to_l2(unit.at + i * kLine);
+    if (lines.passing) prefetch_passing(lines.at + i * kLine);
+    else prefetch_to_l2(lines.at + i * kLine);
   }
 }
 
@@ -81,7 +81,7 @@ struct RowGroup {
 // One thread's stream of a forward: where it lies in memory, and how much of it is prefetched already.
 class WeightStream {
  public:
-  // `distance`: bytes to stay ahead, a multiple of kPrefetchUnit. `passing`: see `Lines`.
+  // `distance`: bytes to stay ahead. `passing`: see `Lines`.
   void clear(long distance, bool passing) {
     distance_ = distance;
     passing_ = passing;
@@ -96,9 +96,9 @@ class WeightStream {
   }
   // Prefetches the beginning of the stream.
   void start() {
-    for (long at = 0; at < distance_ && at < total_; at += kPrefetchUnit) {
-      prefetch_lines({position(), passing_}, 0, kPrefetchUnit / kLine);
-      advance(kPrefetchUnit);
+    for (long at = 0; at < distance_ && at < total_; at += kLine) {
+      prefetch_lines({position(), passing_}, 0, 1);
+      advance(kLine);
     }
   }
   long distance() const { return distance_; }
@@ -117,8 +117,7 @@ class WeightStream {
     if (prefetched_ < due) seek(current_, at + distance_);  // too late for what lies in between: it is skipped
     long wanted = until - prefetched_;
     if (wanted <= 0) return {};
-    Prefetch prefetch{position(), shares_[reached_].begin + shares_[reached_].bytes, nullptr, wanted / kPrefetchUnit,
-                      passing_};
+    Prefetch prefetch{position(), shares_[reached_].begin + shares_[reached_].bytes, nullptr, wanted, passing_};
     advance(wanted);
     if (reached_ < shares_.size()) prefetch.then = shares_[reached_].begin;
     return prefetch;

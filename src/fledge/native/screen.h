@@ -27,32 +27,12 @@
 namespace fledge {
 
 struct Screen {
-  Packed weights;           // in 8 bits
-  float* bounds = nullptr;  // [panels, 2, 32]: |w - w'|, then |w'|
+  const Weight* weights;  // in 8 bits
+  const float* bounds;    // [panels, 2, 32]: |w - w'|, then |w'|
   const float* bound(int p) const { return bounds + static_cast<size_t>(p) * 2 * kPanel; }
 };
 
 constexpr float kRoundUp = 1.001f;  // a norm that is summed in float is too small by less than this
-
-inline Screen pack_screen(const bf16* weight, int outputs, int inputs) {
-  Screen s;
-  size_t panels = (static_cast<size_t>(outputs) + kPanel - 1) / kPanel;
-  s.bounds = static_cast<float*>(std::calloc(panels * 2 * kPanel, sizeof(float)));
-  if (!s.bounds) return s;
-  s.weights = pack_int8(weight, outputs, inputs, false, [&](int n, const uint8_t* values, float scale) {
-    const bf16* w = weight + static_cast<size_t>(n) * inputs;
-    float off = 0, norm = 0;
-    for (int k = 0; k < inputs; ++k) {
-      float rounded = scale * static_cast<float>(values[k] - 128), rest = to_float(w[k]) - rounded;
-      off += rest * rest;
-      norm += rounded * rounded;
-    }
-    float* bound = s.bounds + static_cast<size_t>(n / kPanel) * 2 * kPanel + n % kPanel;
-    bound[0] = kRoundUp * std::sqrt(off);
-    bound[kPanel] = kRoundUp * std::sqrt(norm);
-  });
-  return s;
-}
 
 // The state of one forward's screening. In logarithms a race is won by the largest score, which is
 // logit[i] - temperature * log(unit_time[i]) for token i.
@@ -60,7 +40,7 @@ class Screening {
  public:
   // Before the forward. filters [rows, 4], which filter nothing: temperatures count, 0: greedy; and coins [rows]; null:
   // all are greedy. `allowed` [rows, panels]: a bit for each token of a panel that a row may choose; null: any.
-  void ensure(int rows, const Packed& w, int threads, const float* filters, const int64_t* coins,
+  void ensure(int rows, const Weight& w, int threads, const float* filters, const int64_t* coins,
               const uint32_t* allowed) {
     int inputs = w.inputs;
     outputs_ = w.outputs;
@@ -80,8 +60,8 @@ class Screening {
   }
 
   // Inside Team::run: chosen [rows] for x [rows, inputs]. Behind the last row there is room for the rest of a tile.
-  void run(Team& t, int id, const bf16* x, int rows, const Screen& screen, const Packed& lm_head, int64_t* chosen) {
-    const Packed& w = screen.weights;
+  void run(Team& t, int id, const bf16* x, int rows, const Screen& screen, const Weight& lm_head, int64_t* chosen) {
+    const Weight& w = *screen.weights;
     t.for_each(id, rows, [&](int r) { round(x + static_cast<size_t>(r) * w.inputs, r, w.inputs); });
     ProductPrefetch product(t, id, w);
     int at_once = rows_at_once(rows, 32);
@@ -100,7 +80,7 @@ class Screening {
       one.remains = rows_.data[one.row].may_choose(one.largest, one.winner);
       if (!one.remains) return;
       alignas(64) float c[32 * kPanel];
-      multiply_panel(x + static_cast<size_t>(one.row) * w.inputs, w.inputs, 1, lm_head.panel(one.panel), w.inputs, c,
+      multiply_panel(x + static_cast<size_t>(one.row) * w.inputs, w.inputs, 1, lm_head.bf16_panel(one.panel), w.inputs, c,
                      kPanel, {});
       uint32_t may = allowed(one.row, one.panel);
       for (int i = 0; i < kPanel; i += 16)
@@ -147,13 +127,9 @@ class Screening {
   }
 
   void round(const bf16* x, int r, int inputs) {
-    int groups = groups_of(inputs);
-    size_t value = static_cast<size_t>(r) * inputs, group = static_cast<size_t>(r) * groups;
-    auto rounded = [&](const Int8Rows& to, int i) {
-      return to_floats(load_bytes(to.values.data + value + i)) * broadcast(to.scale.data[group + i / kGroup]);
-    };
-    auto round_to = [&](const Int8Rows& to, auto&& from) {
-      quantise_row(from, inputs, to.values.data + value, to.scale.data + group, to.base.data + group);
+    auto rounded = [&](const Rows8& to, int i) {
+      size_t at = static_cast<size_t>(r) * inputs + i;
+      return to_floats(load_bytes(to.values.data + at)) * broadcast(to.scale.data[at / kBlock]);
     };
     auto norm = [&](auto&& from) {
       Floats sum = zeros();
@@ -162,8 +138,8 @@ class Screening {
     };
     auto all = [&](int i) { return load_bf16(x + i); };
     auto rest = [&](int i) { return all(i) - rounded(coarse_, i); };
-    round_to(coarse_, all);
-    round_to(fine_, rest);
+    round_row(all, inputs, coarse_, r);
+    round_row(rest, inputs, fine_, r);
     // Both products are summed in float: a unit in the last place for every term, of |x| |w| at most.
     float length = norm(all), slack = length * static_cast<float>(2 * inputs + 64) / (1 << 23);
     Row& row = rows_.data[r];
@@ -197,19 +173,19 @@ class Screening {
   // Panel p for `rows` rows, at most the 32 bits of a mask. `open`: the rows for which it isn't ruled out yet.
   void screen_panel(const Screen& screen, int p, int first, int rows, Prefetch prefetch,
                     std::vector<Candidate>& found) {
-    const Packed& w = screen.weights;
+    const Weight& w = *screen.weights;
     const float* bound = screen.bound(p);
     uint32_t open = 0;
     alignas(64) float c[32 * kPanel], rest[32 * kPanel];
-    multiply_int8(coarse_, first, rows, w, p, c, prefetch);
+    multiply_codes(coarse_, first, rows, w, p, c, prefetch);
     for (int r = 0; r < rows; ++r)
       if (may_matter(rows_.data[first + r], c + r * kPanel, bound, p) & allowed(first + r, p)) open |= 1u << r;
     if (!open) return;
     bool together = 2 * __builtin_popcount(open) > rows;
-    if (together) multiply_int8(fine_, first, rows, w, p, rest, {});
+    if (together) multiply_codes(fine_, first, rows, w, p, rest, {});
     for (; open; open &= open - 1) {
       int r = __builtin_ctz(open);
-      if (!together) multiply_int8(fine_, first + r, 1, w, p, rest + r * kPanel, {});
+      if (!together) multiply_codes(fine_, first + r, 1, w, p, rest + r * kPanel, {});
       refine(first + r, p, c + r * kPanel, rest + r * kPanel, bound, found);
     }
   }
@@ -263,7 +239,7 @@ class Screening {
 
   int outputs_ = 0, panels_ = 0;
   const uint32_t* allowed_ = nullptr;
-  Int8Rows coarse_, fine_;
+  Rows8 coarse_, fine_;
   Buffer<Row> rows_;
   std::vector<std::vector<Candidate>> found_;  // by thread
 };

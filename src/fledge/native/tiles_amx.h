@@ -11,7 +11,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "int8.h"
+#include "prefetch.h"
+#include "vector_math.h"
 
 namespace fledge {
 
@@ -55,7 +56,7 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   _tile_zero(1);
   if (rows <= 16) {
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      Lines one = prefetch.next_unit(), two = prefetch.next_unit();
+      Lines one = prefetch.next(kPrefetchUnit), two = prefetch.next(kPrefetchUnit);
       _tile_loadd(4, a + k, stride * 2);
       prefetch_lines(one, 0, 8);
       _tile_loadd(6, b, 64);
@@ -71,7 +72,7 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
     _tile_zero(3);
     const bf16* a2 = a + static_cast<size_t>(16) * stride;
     for (int k = 0; k < inputs; k += 32, b += 1024) {
-      Lines one = prefetch.next_unit(), two = prefetch.next_unit();
+      Lines one = prefetch.next(kPrefetchUnit), two = prefetch.next(kPrefetchUnit);
       _tile_loadd(6, b, 64);
       _tile_loadd(4, a + k, stride * 2);
       prefetch_lines(one, 0, 8);
@@ -90,55 +91,6 @@ inline void multiply_panel(const bf16* a, int stride, int rows, const bf16* b, i
   }
   _tile_stored(0, c, c_stride * 4);
   _tile_stored(1, c + 16, c_stride * 4);
-}
-
-// `multiply_panel` of int8.h, bit for bit, by tiles: a group of 64 inputs is one tile, and its quads lie in the panel
-// in the order of a tile's rows. Returns false, with nothing done, for so few rows that VNNI is faster, and where the
-// last group is half.
-inline bool multiply_int8_tiles(const Int8Rows& x, int first, int rows, const uint8_t* w, const float* output_scale,
-                                int inputs, float* c, Prefetch prefetch) {
-  constexpr int kFew = 6;
-  if (rows <= kFew || inputs % kGroup) return false;
-  int groups = groups_of(inputs);
-  bool more = rows > 16;
-  const int8_t* a = x.values.data + static_cast<size_t>(first) * inputs;
-  const float* scale = x.scale.data + static_cast<size_t>(first) * groups;
-  const int32_t* base = x.base.data + static_cast<size_t>(first) * groups;
-  alignas(64) int32_t parts[32 * kPanel];
-  std::memset(c, 0, rows * kPanel * sizeof(float));
-  for (int g = 0; g < groups; ++g, a += kGroup, w += kGroup * kPanel) {
-    _tile_zero(0);
-    _tile_zero(1);
-    Lines one = prefetch.next_unit(), two = prefetch.next_unit();
-    _tile_loadd(4, a, inputs);
-    prefetch_lines(one, 0, 8);
-    _tile_loadd(6, w, 128);
-    prefetch_lines(one, 8, 8);
-    _tile_dpbsud(0, 4, 6);
-    _tile_loadd(7, w + 64, 128);
-    prefetch_lines(two, 0, 8);
-    _tile_dpbsud(1, 4, 7);
-    prefetch_lines(two, 8, 8);
-    if (more) {
-      _tile_zero(2);
-      _tile_zero(3);
-      _tile_loadd(5, a + static_cast<size_t>(16) * inputs, inputs);
-      _tile_dpbsud(2, 5, 6);
-      _tile_dpbsud(3, 5, 7);
-      _tile_stored(2, parts + 16 * kPanel, kPanel * 4);
-      _tile_stored(3, parts + 16 * kPanel + 16, kPanel * 4);
-    }
-    _tile_stored(0, parts, kPanel * 4);
-    _tile_stored(1, parts + 16, kPanel * 4);
-    for (int r = 0; r < rows; ++r) {
-      Floats s = broadcast(scale[static_cast<size_t>(r) * groups + g]);
-      Ints b = broadcast(base[static_cast<size_t>(r) * groups + g]);
-      for (int n = r * kPanel; n < (r + 1) * kPanel; n += 16)
-        store(c + n, fmadd(to_floats(load(parts + n) + b), s, load(c + n)));
-    }
-  }
-  for (int n = 0; n < rows * kPanel; n += 16) store(c + n, load(c + n) * load(output_scale + n % kPanel));
-  return true;
 }
 
 // Attention's second product: out [rows rounded up to 16, width] = weights [the same, 32 * blocks] times `blocks`

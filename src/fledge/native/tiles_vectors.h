@@ -2,7 +2,8 @@
 // another order there. The microkernel is `block`, which multiplies a few rows: in block_bf16.h for processors with
 // AVX-512 bf16, in block_float.h for all others.
 #pragma once
-#include "int8.h"
+#include "prefetch.h"
+#include "vector_math.h"
 
 namespace fledge {
 
@@ -31,11 +32,6 @@ inline int rows_per_unit(int group) { return group < kQueriesAtOnce ? kQueriesAt
 inline bool request_tiles() { return true; }
 inline void configure_tiles() {}
 inline void release_tiles() {}
-
-// Without AMX, `int8_block` multiplies all 8-bit weights.
-inline bool multiply_int8_tiles(const Int8Rows&, int, int, const uint8_t*, const float*, int, float*, Prefetch) {
-  return false;
-}
 
 // How far ahead weights are prefetched, in bytes: few rows, which are bound by memory, less far. And whether lines that
 // won't be reused are prefetched apart (`prefetch_passing` in prefetch.h).

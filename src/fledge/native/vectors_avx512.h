@@ -127,6 +127,11 @@ inline Ints load_bytes(const int8_t* p) {
 inline void store_bytes(int8_t* p, Ints v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8((__m512i)v));
 }
+// Numbers of 16 bits as IEEE 754 has them.
+inline Floats load_halves(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline float half_to_float(uint16_t bits) { return _cvtsh_ss(bits); }
 // 16 numbers of 16 bits into every other place of p [32], beginning with the first or, if `odd`, the second one. The
 // others are not touched: another thread may be writing them.
 inline void store_alternate(uint16_t* p, const uint16_t* from, bool odd) {
@@ -135,7 +140,9 @@ inline void store_alternate(uint16_t* p, const uint16_t* from, bool odd) {
   _mm512_mask_storeu_epi16(p, odd ? 0xaaaaaaaa : 0x55555555, wide);
 }
 
-// sum + the products of each lane's four bytes, of which `a`'s are unsigned and `b`'s signed.
+// Whether codes of 8 bits are stored as signed bytes, less 128.
+constexpr bool kSignedCodes = false;
+// sum + the products of each lane's four bytes, of which `a`'s are codes and `b`'s signed.
 inline Ints dot_bytes(Ints sum, Ints a, Ints b) {
 #ifdef __AVX512VNNI__
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);

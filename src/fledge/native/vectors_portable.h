@@ -3,6 +3,8 @@
 #pragma once
 #ifdef __AVX2__
 #include <immintrin.h>
+#else
+#include <arm_neon.h>
 #endif
 
 #define FLEDGE_INLINE [[gnu::always_inline]] inline
@@ -243,26 +245,56 @@ FLEDGE_INLINE void store_bf16(bf16* p, Floats low, Floats high) {
   store_bf16(p + 16, high);
 }
 FLEDGE_INLINE Ints load_bytes(const int8_t* p) {
+#ifdef __AVX2__
+  return Ints::each([&](int i) {
+    return (Ints::Part)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + i * 8)));
+  });
+#else
   int32_t held[16];
   for (int i = 0; i < 16; ++i) held[i] = p[i];
   return load(held);
+#endif
 }
 FLEDGE_INLINE void store_bytes(int8_t* p, Ints v) {
+#ifdef __AVX2__
+  __m256i both = _mm256_packs_epi32((__m256i)v.part[0], (__m256i)v.part[1]);
+  both = _mm256_permute4x64_epi64(both, 0xd8);
+  __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+#else
   int32_t held[16];
   store(held, v);
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(held[i]);
+#endif
+}
+// Numbers of 16 bits as IEEE 754 has them.
+FLEDGE_INLINE Floats load_halves(const uint16_t* p) {
+  return Floats::each([&](int i) {
+#ifdef __AVX2__
+    return (Floats::Part)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + i));
+#else
+    return (Floats::Part)vcvt_f32_f16(vld1_f16(reinterpret_cast<const float16_t*>(p) + i * kPart));
+#endif
+  });
+}
+FLEDGE_INLINE float half_to_float(uint16_t bits) {
+  uint16_t held[16] = {bits};
+  return one_of(load_halves(held), 0);
 }
 FLEDGE_INLINE void store_alternate(uint16_t* p, const uint16_t* from, bool odd) {
   for (int i = 0; i < 16; ++i) p[2 * i + odd] = from[i];
 }
 
+#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kSignedCodes = true;
+#else
+constexpr bool kSignedCodes = false;
+#endif
+#ifndef __AVX2__  // which has no such instruction: see codes.h
 FLEDGE_INLINE Ints dot_bytes(Ints sum, Ints a, Ints b) {
-#ifdef __AVX2__
+#ifdef __ARM_FEATURE_DOTPROD
   return Ints::each([&](int i) {
-    __m256i x = (__m256i)a.part[i], y = (__m256i)b.part[i], low = _mm256_set1_epi32(0x00ff00ff);
-    __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, low), _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
-    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
-    return sum.part[i] + (Ints::Part)_mm256_add_epi32(even, odd);
+    return (Ints::Part)vdotq_s32((int32x4_t)sum.part[i], (int8x16_t)a.part[i], (int8x16_t)b.part[i]);
   });
 #else
   for (int byte = 0; byte < 4; ++byte)
@@ -270,5 +302,6 @@ FLEDGE_INLINE Ints dot_bytes(Ints sum, Ints a, Ints b) {
   return sum;
 #endif
 }
+#endif
 
 }  // namespace fledge

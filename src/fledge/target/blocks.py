@@ -35,7 +35,7 @@ class BlockType(NamedTuple):
 
     weights: int  # of a block
     size: int  # its bytes
-    bits: int  # 4, 7 or 8: codes are below 2 ** bits
+    bits: int  # 4, 6 or 8: codes are below 2 ** bits
     group: int  # weights that share a scale
     zero: int  # code of the weight 0; 0 where groups have a minimum
     unpack: Callable[[Tensor], Unpacked]  # of blocks [M, size] uint8
@@ -148,17 +148,17 @@ def _mxfp4(blocks: Tensor) -> Unpacked:
 BLOCKS = {  # weights, bytes, bits, group, zero
     "Q4_0": BlockType(32, 18, 4, 32, 8, _q4_0),
     "Q4_1": BlockType(32, 20, 4, 32, 0, _q4_1),
-    "Q5_0": BlockType(32, 22, 7, 32, 16, _q5_0),
-    "Q5_1": BlockType(32, 24, 7, 32, 0, _q5_1),
+    "Q5_0": BlockType(32, 22, 6, 32, 16, _q5_0),
+    "Q5_1": BlockType(32, 24, 6, 32, 0, _q5_1),
     "Q8_0": BlockType(32, 34, 8, 32, 128, _q8_0),
-    "Q2_K": BlockType(256, 84, 7, 16, 0, _q2_k),
-    "Q3_K": BlockType(256, 110, 7, 16, 4, _q3_k),
+    "Q2_K": BlockType(256, 84, 6, 16, 0, _q2_k),
+    "Q3_K": BlockType(256, 110, 6, 16, 4, _q3_k),
     "Q4_K": BlockType(256, 144, 4, 32, 0, _q4_k),
-    "Q5_K": BlockType(256, 176, 7, 32, 0, _q5_k),
-    "Q6_K": BlockType(256, 210, 7, 16, 32, _q6_k),
+    "Q5_K": BlockType(256, 176, 6, 32, 0, _q5_k),
+    "Q6_K": BlockType(256, 210, 6, 16, 32, _q6_k),
     "IQ4_NL": BlockType(32, 18, 8, 32, 128, _iq4_nl),
     "IQ4_XS": BlockType(256, 136, 8, 32, 128, _iq4_xs),
-    "MXFP4": BlockType(32, 17, 7, 32, 12, _mxfp4),
+    "MXFP4": BlockType(32, 17, 6, 32, 12, _mxfp4),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
 from fledge.target.config import DecoderConfig
+from fledge.target.packing import interleaved, packed, screen_of
 from fledge.target.rope import rope_table, window_rope_table
 from fledge.target.weights import DecoderWeights, LayerWeights
 
@@ -67,19 +69,16 @@ def _shape(c: DecoderConfig) -> abi.Shape:
 
 
 class PackedLayer:
-    """A layer's matrices in tile order and its vectors, with the C structure that points at them.
+    """A layer's packed matrices and its vectors, with the C structure that points at them.
 
     `angles`: cosine and sine of its RoPE, [positions, head_dim / 2] float32; None: it has none.
     """
 
-    def __init__(self, weights: LayerWeights, angles: tuple[Tensor, Tensor] | None, windowed: bool) -> None:
+    def __init__(
+        self, weights: LayerWeights[Any], angles: tuple[Tensor, Tensor] | None, windowed: bool
+    ) -> None:
         gate_up, down = weights.dense_mlp
-        self.matrices = [
-            ops.PackedMatrix(weights.qkv),
-            ops.PackedMatrix(weights.o),
-            ops.PackedMatrix(gate_up, interleaved=True),
-            ops.PackedMatrix(down),
-        ]
+        self.matrices = [packed(m) for m in (weights.qkv, weights.o, interleaved(gate_up), down)]
         vectors = [weights.input_norm, weights.post_norm, weights.qkv_bias, weights.q_norm, weights.k_norm]
         vectors += [weights.attention_out_norm, weights.mlp_out_norm]
         self.vectors = [None if v is None else v.detach().float().contiguous() for v in vectors]
@@ -103,7 +102,8 @@ class NativeDecoder:
     dtype = torch.bfloat16
     page_size = abi.PAGE_SIZE
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights[Any]) -> None:
+        """`weights`: tensors, or matrices as a file holds them, which keep their formats."""
         self.config = config
         self.device = torch.device("cpu")
         self._library = library()
@@ -111,10 +111,12 @@ class NativeDecoder:
         self._angles = rope_table(config, positions)
         self._window_angles = window_rope_table(config, positions) or self._angles
         self._layers = [self._pack(index, layer) for index, layer in enumerate(weights.layers)]
-        self._embedding = weights.embedding.detach().to(torch.bfloat16).contiguous()
         self._norm = weights.norm.detach().float().contiguous()
-        self._lm_head = ops.PackedMatrix(weights.lm_head)
-        self._screen = ops.Screen(weights.lm_head)
+        self._lm_head = packed(weights.lm_head)
+        # Both ends of a model often have one matrix: the kernels take a token's row out of its panels.
+        tied = weights.embedding is weights.lm_head
+        self.embedding = self._lm_head if tied else packed(weights.embedding)
+        self._screen = None if self._lm_head.coded else screen_of(self._lm_head)
         self._pointers = (abi.Layer * len(self._layers))(*(layer.pointers for layer in self._layers))
         self._struct = abi.Decoder(
             _shape(config),
@@ -122,23 +124,24 @@ class NativeDecoder:
             config.vocab_size,
             (ctypes.c_int * 3)(*config.feature_layers),
             self._pointers,
-            self._embedding.data_ptr(),
+            self.embedding.pointer,
             float(torch.tensor(config.embedding_scale, dtype=self.dtype)),
             config.window,
             self._norm.data_ptr(),
             self._lm_head.pointer,
-            self._screen.pointer,
+            None if self._screen is None else self._screen.pointer,
         )
 
-    def _pack(self, index: int, layer: LayerWeights) -> PackedLayer:
+    def _pack(self, index: int, layer: LayerWeights[Any]) -> PackedLayer:
         windowed = index in self.config.windowed_layers
         angles = self._window_angles if windowed else self._angles
         return PackedLayer(layer, None if index in self.config.rope_free_layers else angles, windowed)
 
     @property
     def weight_bytes_per_token(self) -> int:
-        """Bytes of weights a greedy decode step reads: all layers, and of the lm_head what screening does."""
-        return sum(layer.bytes for layer in self._layers) + self._screen.bytes
+        """Bytes of weights a greedy decode step reads: all layers, and the lm_head or what screening reads of it."""
+        last = self._lm_head if self._screen is None else self._screen
+        return sum(layer.bytes for layer in self._layers) + last.bytes
 
     @property
     def pointer(self) -> int:

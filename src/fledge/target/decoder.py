@@ -30,7 +30,9 @@ class TorchDecoder:
 
     backend = "torch"
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, *, page_size: int = 16) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights[Tensor], *, page_size: int = 16
+    ) -> None:
         self.config = config
         self.page_size = page_size
         self.dtype = weights.embedding.dtype
@@ -110,7 +112,7 @@ class TorchDecoder:
 
     def _layer(
         self,
-        w: LayerWeights,
+        w: LayerWeights[Tensor],
         x: Tensor,
         rope: tuple[Tensor, Tensor] | None,
         kv: Tensor,

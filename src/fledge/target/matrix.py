@@ -23,7 +23,7 @@ _CHUNK = 1 << 20  # weights expanded at once: temporary tensors stay in the cach
 class Codes(NamedTuple):
     """Unsigned codes u of a matrix [N, K]: w = scale * (u - zero) - minimum, with scales for each group of inputs."""
 
-    bits: int  # 4, 7 or 8: u < 2 ** bits
+    bits: int  # 4, 6 or 8: u < 2 ** bits
     group: int  # 32 or 16
     zero: int  # 0 where there is a minimum
     values: Tensor  # [N, K] uint8
@@ -87,6 +87,12 @@ class Matrix:
         """Of the raw rows."""
         return sum(part.rows.nbytes for part in self.parts)
 
+    def equals(self, other: Matrix) -> bool:
+        """The same formats with the same raw rows."""
+        return self.formats == other.formats and all(
+            torch.equal(own.rows, theirs.rows) for own, theirs in zip(self.parts, other.parts, strict=True)
+        )
+
     def rows(self, index: Tensor | slice) -> Matrix:
         """The rows of a slice, without a copy, or those of an index, in its order."""
         if isinstance(index, slice):
@@ -117,6 +123,8 @@ class Matrix:
 
     def scaled(self, factor: float) -> Matrix:
         """All weights times `factor`, which is kept beside them."""
+        if factor == 1.0:
+            return self
         return replace(self, parts=tuple(part._replace(factor=part.factor * factor) for part in self.parts))
 
     def quantised(self, quantization: Quantization) -> Matrix:

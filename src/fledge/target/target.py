@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from fledge.base.errors import TargetError
@@ -24,11 +25,17 @@ from fledge.target.chat import ChatTemplate
 from fledge.target.config import DecoderConfig
 from fledge.target.decoder import TorchDecoder
 from fledge.target.identity import template_hash, vocabulary_hash
-from fledge.target.matrix import Quantization
+from fledge.target.matrix import Matrix, Quantization
 from fledge.target.resolve import ResolvedTarget, resolve_target
 from fledge.target.source import open_source
 from fledge.target.tensors import TensorSource
-from fledge.target.weights import DecoderWeights, EndWeights, load_ends, load_weights
+from fledge.target.weights import (
+    DecoderWeights,
+    EndWeights,
+    load_ends,
+    load_weights,
+    read_weights,
+)
 
 logger = logging.getLogger("fledge")
 
@@ -169,14 +176,19 @@ class Target:
         return template_hash(self.tokenizer)
 
     @cached_property
-    def ends(self) -> EndWeights:
+    def ends(self) -> EndWeights[Tensor]:
         """Embedding, final norm and lm_head; of a target of any size, training loads no more."""
         return load_ends(self.place, self.config, self.dtype, self.device)
 
     @property
-    def weights(self) -> DecoderWeights:
-        """The fused weights; layers are read as they are used, and again each time. The CPU kernels keep a copy."""
+    def weights(self) -> DecoderWeights[Tensor]:
+        """The fused weights as tensors; layers are read as they are used, and again each time."""
         return load_weights(self.place, self.config, self.dtype, self.device, self.ends)
+
+    @property
+    def stored_weights(self) -> DecoderWeights[Matrix]:
+        """The fused weights as the checkpoint holds them; what the CPU kernels pack."""
+        return read_weights(self.place, self.config, self.dtype, self.device)
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -196,7 +208,7 @@ class Target:
         reason = native_available(self.config, self.dtype, self.device)
         if not reason:
             logger.info("%s: decoding with the native CPU kernels", self.name)
-            return NativeDecoder(self.config, self.weights)
+            return NativeDecoder(self.config, self.stored_weights)
         if self._backend == "native":
             raise TargetError(f"the native CPU kernels can't run this target: {reason}. Use backend='torch'")
         unasked = self.device.type == "cpu" and native_setting() != "0"

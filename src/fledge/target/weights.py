@@ -1,11 +1,14 @@
-"""A target's weights, read from safetensors and fused: one matrix for Q, K and V, one for gate and up."""
+"""A target's weights, fused: one matrix for Q, K and V, one for gate and up.
+
+`read_weights` gives matrices as the checkpoint holds them, for the kernels; `load_weights` gives tensors, for torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -15,12 +18,15 @@ from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertWeights
 from fledge.target.families import Family
+from fledge.target.matrix import Matrix
 from fledge.target.source import open_source
 from fledge.target.tensors import TensorSource
 
+M = TypeVar("M")  # a matrix: a Tensor, or a Matrix as the file holds it
+
 
 @dataclass(frozen=True)
-class LayerWeights:
+class LayerWeights(Generic[M]):
     """One decoder layer. H hidden, I intermediate, D head_dim, q = heads * D, kv = kv_heads * D.
 
     Granite's multipliers are in the matrices, as Gemma's on queries is in their norm. Norms are float32 where the
@@ -28,14 +34,14 @@ class LayerWeights:
     """
 
     input_norm: Tensor  # [H]
-    qkv: Tensor  # [q + 2 * kv, H]
+    qkv: M  # [q + 2 * kv, H]
     qkv_bias: Tensor | None  # [q + 2 * kv]
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    o: Tensor  # [H, q]
+    o: M  # [H, q]
     post_norm: Tensor  # [H], before the MLP
-    gate_up: Tensor | None  # [2 * I, H], gate rows first; None in a layer of routed experts alone
-    down: Tensor | None  # [H, I]
+    gate_up: M | None  # [2 * I, H], gate rows first; None in a layer of routed experts alone
+    down: M | None  # [H, I]
     experts: ExpertWeights | None = None
     attention_out_norm: Tensor | None = None  # [H], of what attention adds to the residual
     mlp_out_norm: Tensor | None = None  # [H]
@@ -43,7 +49,7 @@ class LayerWeights:
     sinks: Tensor | None = None  # [heads], logits that take their part of attention's softmax
 
     @property
-    def dense_mlp(self) -> tuple[Tensor, Tensor]:
+    def dense_mlp(self) -> tuple[M, M]:
         """gate_up and down where they must be; a TargetError in a layer that has routed experts alone."""
         if self.gate_up is None or self.down is None:
             raise TargetError(
@@ -54,72 +60,72 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class EndWeights:
+class EndWeights(Generic[M]):
     """A target's two ends: all that training a head takes of it.
 
     `lm_head` is `embedding` where they are tied, and has Granite's multiplier of logits in it.
     """
 
-    embedding: Tensor  # [V, H]
+    embedding: M  # [V, H]
     norm: Tensor  # [H]
-    lm_head: Tensor  # [V, H]
+    lm_head: M  # [V, H]
 
 
 @dataclass(frozen=True)
-class DecoderWeights(EndWeights):
+class DecoderWeights(EndWeights[M]):
     """All weights of a target."""
 
-    layers: Sequence[LayerWeights]
+    layers: Sequence[LayerWeights[M]]
 
 
-class LayerReader(Sequence[LayerWeights]):
+class Layers(Sequence[LayerWeights[M]]):
     """A target's layers, each read from its file when it is used: a loop over them holds one at a time."""
 
-    def __init__(self, source: TensorSource, config: DecoderConfig, family: Family) -> None:
-        self._source, self._config, self._family = source, config, family
+    def __init__(self, count: int, read: Callable[[int], LayerWeights[M]]) -> None:
+        self._count, self._read = count, read
 
     def __len__(self) -> int:
-        return self._config.num_layers
+        return self._count
 
     @overload
-    def __getitem__(self, index: int) -> LayerWeights: ...
+    def __getitem__(self, index: int) -> LayerWeights[M]: ...
     @overload
-    def __getitem__(self, index: slice) -> list[LayerWeights]: ...
-    def __getitem__(self, index: int | slice) -> LayerWeights | list[LayerWeights]:
-        numbers = range(len(self))[index]
-        if isinstance(numbers, range):
-            return [_read_layer(self._source, self._config, self._family, number) for number in numbers]
-        return _read_layer(self._source, self._config, self._family, numbers)
+    def __getitem__(self, index: slice) -> list[LayerWeights[M]]: ...
+    def __getitem__(self, index: int | slice) -> LayerWeights[M] | list[LayerWeights[M]]:
+        numbers = range(self._count)[index]
+        return (
+            [self._read(number) for number in numbers] if isinstance(numbers, range) else self._read(numbers)
+        )
 
 
-def load_ends(
-    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> EndWeights:
-    """Read embedding, final norm and lm_head of an HF folder, cast to `dtype`, and nothing between them."""
+def read_ends(
+    place: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> EndWeights[Matrix]:
+    """Embedding, final norm and lm_head of a folder or a GGUF file, the norm in `dtype`, and nothing between them."""
     family = families.find(config.architecture)
-    source = open_source(folder, config, dtype, device)
+    source = open_source(place, config, dtype, device)
     _check_ends(source, config)
     hidden, vocab = config.hidden_size, config.vocab_size
-    embedding = source.read("model.embed_tokens.weight", vocab, hidden)
+    embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)
     norm = _read_norm(source, family, "model.norm.weight", hidden)
     # Other configs may leave out that they are tied, as Gemma's do.
     tied = config.tie_word_embeddings
     may_lack = (tied or bool(config.undecodable)) and "lm_head.weight" not in source
-    lm_head = embedding if may_lack else source.read("lm_head.weight", vocab, hidden)
-    if tied and not torch.equal(lm_head, embedding):
+    lm_head = embedding if may_lack else source.matrix("lm_head.weight", vocab, hidden)
+    if tied and lm_head is not embedding and not lm_head.equals(embedding):
         raise TargetError(
-            f"config.json in {folder} ties lm_head to the embedding, but the weights hold both and they differ: "
+            f"config.json of {place} ties lm_head to the embedding, but the weights hold both and they differ: "
             "transformers 5 takes lm_head, vLLM and SGLang the embedding. If lm_head is right write "
             "tie_word_embeddings=false into config.json, else save the model without lm_head"
         )
     if tied:
         lm_head = embedding
-    return EndWeights(embedding, norm, _scaled(lm_head, config.logit_scale))
+    return EndWeights(embedding, norm, lm_head.scaled(config.logit_scale))
 
 
-def check_ends(folder: Path, config: DecoderConfig) -> None:
+def check_ends(place: Path, config: DecoderConfig) -> None:
     """Raise a TargetError if no head can be trained for the target, before hours of work; reads names alone."""
-    _check_ends(open_source(folder, config, torch.bfloat16), config)
+    _check_ends(open_source(place, config, torch.bfloat16), config)
 
 
 def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
@@ -133,18 +139,51 @@ def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
         )
 
 
-def load_weights(
-    folder: Path,
+def read_weights(
+    place: Path,
     config: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    ends: EndWeights | None = None,
-) -> DecoderWeights:
-    """The weights of an HF folder, cast to `dtype` and fused, layers as they are used; `ends`: read already."""
-    ends = ends or load_ends(folder, config, dtype, device)
+) -> DecoderWeights[Matrix]:
+    """The weights of a folder or a GGUF file, fused, norms and biases in `dtype`, layers as they are used."""
+    ends = read_ends(place, config, dtype, device)
     family = families.find(config.architecture)
-    source = open_source(folder, config, dtype, device)
-    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, LayerReader(source, config, family))
+    source = open_source(place, config, dtype, device)
+    layers = Layers(config.num_layers, lambda index: _read_layer(source, config, family, index))
+    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
+
+
+def load_ends(
+    place: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> EndWeights[Tensor]:
+    """Embedding, final norm and lm_head of a folder or a GGUF file as tensors of `dtype`, and nothing between them."""
+    ends = read_ends(place, config, dtype, device)
+    embedding = ends.embedding.dequantise(dtype, device)
+    tied = ends.lm_head is ends.embedding
+    return EndWeights(embedding, ends.norm, embedding if tied else ends.lm_head.dequantise(dtype, device))
+
+
+def load_weights(
+    place: Path,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    ends: EndWeights[Tensor] | None = None,
+) -> DecoderWeights[Tensor]:
+    """The weights of a folder or a GGUF file as tensors of `dtype`, fused, layers as they are used.
+
+    `ends`: read already.
+    """
+    ends = ends or load_ends(place, config, dtype, device)
+    layers = read_weights(place, config, dtype, device).layers
+
+    def load(index: int) -> LayerWeights[Tensor]:
+        w: LayerWeights[Any] = layers[index]
+        matrices = {"qkv": w.qkv, "o": w.o, "gate_up": w.gate_up, "down": w.down}
+        tensors = {name: m and m.dequantise(dtype, device) for name, m in matrices.items()}
+        return replace(w, **tensors)
+
+    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, Layers(len(layers), load))
 
 
 def _read_norm(source: TensorSource, family: Family, name: str, size: int) -> Tensor:
@@ -152,7 +191,9 @@ def _read_norm(source: TensorSource, family: Family, name: str, size: int) -> Te
     return weight.float() + 1 if family.norm_adds_one else weight
 
 
-def _read_layer(source: TensorSource, config: DecoderConfig, family: Family, index: int) -> LayerWeights:
+def _read_layer(
+    source: TensorSource, config: DecoderConfig, family: Family, index: int
+) -> LayerWeights[Matrix]:
     prefix = f"model.layers.{index}"
     attention = f"{prefix}.self_attn"
     hidden, head, experts = config.hidden_size, config.head_dim, config.experts
@@ -163,18 +204,34 @@ def _read_layer(source: TensorSource, config: DecoderConfig, family: Family, ind
     query_scale = 1.0 if config.query_scale is None else config.query_scale * head**0.5
     sizes = {"q": config.num_heads * head, "k": config.num_kv_heads * head, "v": config.num_kv_heads * head}
 
-    def read_qkv(kind: str, *columns: int) -> Tensor:
+    # The order of rows in which dimension i of a head rotates with i + head_dim / 2.
+    order = torch.arange(config.qkv_size)
+    if interleaved:
+        turned = sizes["q"] + sizes["k"]
+        order[:turned] = _rotate_half_order(order[:turned], head)
+
+    def read_qkv() -> Matrix:
         if family.fused:
-            qkv = source.read(f"{attention}.qkv_proj.{kind}", config.qkv_size, *columns)
+            qkv = source.matrix(f"{attention}.qkv_proj.weight", config.qkv_size, hidden)
         else:
-            parts = [source.read(f"{attention}.{n}_proj.{kind}", r, *columns) for n, r in sizes.items()]
-            qkv = torch.cat(parts)
+            parts = [source.matrix(f"{attention}.{n}_proj.weight", rows, hidden) for n, rows in sizes.items()]
+            qkv = Matrix.joined(parts)
         if interleaved:
-            turned = qkv[: sizes["q"] + sizes["k"]]
-            turned.copy_(_rotate_half_order(turned, head))
+            qkv = qkv.rows(order)
         if query_scale != 1.0 and not normed:
-            qkv[: sizes["q"]] *= query_scale
+            queries, others = qkv.rows(slice(sizes["q"])), qkv.rows(slice(sizes["q"], None))
+            qkv = Matrix.joined([queries.scaled(query_scale), others])
         return qkv
+
+    def read_bias() -> Tensor:
+        if family.fused:
+            bias = source.read(f"{attention}.qkv_proj.bias", config.qkv_size)
+        else:
+            bias = torch.cat([source.read(f"{attention}.{n}_proj.bias", rows) for n, rows in sizes.items()])
+        bias = bias[order.to(bias.device)]
+        if query_scale != 1.0 and not normed:
+            bias[: sizes["q"]] *= query_scale
+        return bias
 
     def read_head_norm(name: str) -> Tensor | None:
         if not normed:
@@ -188,16 +245,16 @@ def _read_layer(source: TensorSource, config: DecoderConfig, family: Family, ind
         return _read_norm(source, family, f"{prefix}.{name}.weight", hidden)
 
     input_norm, behind_attention = read_norm("input_layernorm"), read_norm("post_attention_layernorm")
-    qkv, q_norm = read_qkv("weight", hidden), read_head_norm("q_norm")
+    q_norm = read_head_norm("q_norm")
     gate_up, down = _read_mlp(source, config, family, index) or (None, None)
     routed = experts if experts and index in experts.layers else None
     return LayerWeights(
         input_norm=input_norm,
-        qkv=qkv,
-        qkv_bias=read_qkv("bias") if config.qkv_bias else None,
+        qkv=read_qkv(),
+        qkv_bias=read_bias() if config.qkv_bias else None,
         q_norm=None if q_norm is None else _scaled(q_norm, query_scale),
         k_norm=read_head_norm("k_norm"),
-        o=_scaled(source.read(f"{attention}.o_proj.weight", hidden, sizes["q"]), config.residual_scale),
+        o=source.matrix(f"{attention}.o_proj.weight", hidden, sizes["q"]).scaled(config.residual_scale),
         post_norm=read_norm("pre_feedforward_layernorm") if config.out_norms else behind_attention,
         gate_up=gate_up,
         down=down,
@@ -223,7 +280,7 @@ def _rotate_half_order(weight: Tensor, head_dim: int) -> Tensor:
 
 def _read_mlp(
     source: TensorSource, config: DecoderConfig, family: Family, index: int
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Matrix, Matrix] | None:
     """The MLP every token passes: a dense layer's, or the shared expert; None if the layer has neither."""
     place = f"model.layers.{index}.mlp"
     size = config.intermediate_size
@@ -232,8 +289,8 @@ def _read_mlp(
         place += ".shared_expert" if index in experts.layers else ""
     if not size:
         return None
-    down = _scaled(source.read(f"{place}.down_proj.weight", config.hidden_size, size), config.residual_scale)
+    down = source.matrix(f"{place}.down_proj.weight", config.hidden_size, size).scaled(config.residual_scale)
     if family.fused:
-        return source.read(f"{place}.gate_up_proj.weight", 2 * size, config.hidden_size), down
-    gate, up = (source.read(f"{place}.{n}_proj.weight", size, config.hidden_size) for n in ("gate", "up"))
-    return torch.cat((gate, up)), down
+        return source.matrix(f"{place}.gate_up_proj.weight", 2 * size, config.hidden_size), down
+    parts = [source.matrix(f"{place}.{n}_proj.weight", size, config.hidden_size) for n in ("gate", "up")]
+    return Matrix.joined(parts), down

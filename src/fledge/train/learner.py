@@ -42,7 +42,7 @@ class Learner:
     def __init__(
         self,
         head: Head,
-        target: EndWeights,
+        target: EndWeights[Tensor],
         dtype: torch.dtype,
         device: torch.device,
         own_loss: LossFunction | None = None,
