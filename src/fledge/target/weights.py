@@ -18,7 +18,7 @@ from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertWeights
 from fledge.target.families import Family
-from fledge.target.matrix import Matrix
+from fledge.target.matrix import Matrix, Quantization
 from fledge.target.source import open_source
 from fledge.target.tensors import TensorSource
 
@@ -99,11 +99,15 @@ class Layers(Sequence[LayerWeights[M]]):
 
 
 def read_ends(
-    place: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+    place: Path,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    quantization: Quantization | None = None,
 ) -> EndWeights[Matrix]:
     """Embedding, final norm and lm_head of a folder or a GGUF file, the norm in `dtype`, and nothing between them."""
     family = families.find(config.architecture)
-    source = open_source(place, config, dtype, device)
+    source = open_source(place, config, dtype, device, quantization)
     _check_ends(source, config)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)
@@ -144,20 +148,25 @@ def read_weights(
     config: DecoderConfig,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    quantization: Quantization | None = None,
 ) -> DecoderWeights[Matrix]:
     """The weights of a folder or a GGUF file, fused, norms and biases in `dtype`, layers as they are used."""
-    ends = read_ends(place, config, dtype, device)
+    ends = read_ends(place, config, dtype, device, quantization)
     family = families.find(config.architecture)
-    source = open_source(place, config, dtype, device)
+    source = open_source(place, config, dtype, device, quantization)
     layers = Layers(config.num_layers, lambda index: _read_layer(source, config, family, index))
     return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
 
 
 def load_ends(
-    place: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu"
+    place: Path,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    quantization: Quantization | None = None,
 ) -> EndWeights[Tensor]:
     """Embedding, final norm and lm_head of a folder or a GGUF file as tensors of `dtype`, and nothing between them."""
-    ends = read_ends(place, config, dtype, device)
+    ends = read_ends(place, config, dtype, device, quantization)
     embedding = ends.embedding.dequantise(dtype, device)
     tied = ends.lm_head is ends.embedding
     return EndWeights(embedding, ends.norm, embedding if tied else ends.lm_head.dequantise(dtype, device))
@@ -169,13 +178,14 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     ends: EndWeights[Tensor] | None = None,
+    quantization: Quantization | None = None,
 ) -> DecoderWeights[Tensor]:
     """The weights of a folder or a GGUF file as tensors of `dtype`, fused, layers as they are used.
 
     `ends`: read already.
     """
-    ends = ends or load_ends(place, config, dtype, device)
-    layers = read_weights(place, config, dtype, device).layers
+    ends = ends or load_ends(place, config, dtype, device, quantization)
+    layers = read_weights(place, config, dtype, device, quantization).layers
 
     def load(index: int) -> LayerWeights[Tensor]:
         w: LayerWeights[Any] = layers[index]
