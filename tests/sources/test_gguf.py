@@ -227,6 +227,25 @@ def test_damaged_files_are_clear_errors(gguf_file: Path, tmp_path: Path) -> None
     assert "attn_q.wei" in refusal(file, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("llama.block_count", 2**31, "2147483648 layers in its metadata, and fewer tensors"),
+        ("llama.attention.head_count", 0, "attention.head_count=0 in its metadata, not one positive number"),
+        ("llama.attention.key_length", 24, "values of another size than keys"),
+        ("llama.context_length", 0, "context_length=0"),
+    ],
+)
+def test_metadata_that_can_not_be_is_named_at_once(
+    original_folder: Path, tmp_path: Path, key: str, value: int, message: str
+) -> None:
+    file = write_gguf(original_folder, tmp_path / "model.gguf")
+    whole = file.read_bytes()
+    at = whole.index(key.encode()) + len(key) + 4
+    file.write_bytes(whole[:at] + value.to_bytes(4, "little") + whole[at + 4 :])
+    assert message in refusal(file, tmp_path)
+
+
 def test_a_tensor_of_an_unknown_type_or_of_another_size_is_named(
     original_folder: Path, tmp_path: Path
 ) -> None:

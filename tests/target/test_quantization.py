@@ -49,7 +49,9 @@ def test_a_quantised_file_keeps_its_form_or_is_expanded(q4_1: str) -> None:
     assert expanded.formats == ("BF16",)
     assert torch.equal(kept.dequantise(torch.bfloat16), expanded.dequantise(torch.bfloat16))
     again = Target.load(q4_1, backend="torch", quantization="q8_0")
-    with pytest.raises(TargetError, match=r"token_embd\.weight.*is quantised already, in Q4_1: leave quantization out"):
+    with pytest.raises(
+        TargetError, match=r"token_embd\.weight.*is quantised already, in Q4_1: leave quantization out"
+    ):
         again.ends  # noqa: B018
 
 

@@ -64,9 +64,11 @@ class GgufHeader:
         for _ in range(tensors):
             name, dimensions = cursor.string(), cursor.number("I")
             shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
+            if not shape:
+                raise ValueError(f"{name} has no dimensions")
             found.append((name, shape, cursor.number("I"), cursor.number("Q")))
         self.digest = hashlib.sha256(self._bytes[: cursor.at].data).hexdigest()
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = int(self.metadata.get("general.alignment") or 32)
         start = math.ceil(cursor.at / alignment) * alignment
         for name, shape, kind, offset in found:
             self.tensors[name] = GgufTensor(self.file, self._bytes, start + offset, kind, shape)

@@ -16,7 +16,7 @@ from fledge.sources.made_once import made_once
 from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.families import Family
-from fledge.target.gguf_tensors import GgufSource, head_dim, raw_rows
+from fledge.target.gguf_tensors import GgufSource, head_dim, number, raw_rows
 from fledge.target.rope import llama3_frequencies
 
 _FORMAT = 4  # part of the folder's name: a change writes it again
@@ -73,20 +73,14 @@ def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[st
     """config.json, and generation_config.json."""
     assert family.gguf is not None
 
-    def value(name: str) -> Any:
-        found = header.value(name)
-        if isinstance(found, list) and len(set(found)) == 1:  # one for each layer
-            found = found[0]
-        if found is None or isinstance(found, list):
-            raise TargetError(
-                f"{header.file} has {name}={found!r} in its metadata, not one number: use the model's safetensors "
-                "checkpoint"
-            )
-        return found
-
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise TargetError(f"{header.file} has no tensor token_embd.weight: download it again")
+    layers = number(header, "block_count")
+    if layers > len(header.tensors):  # before a loop over billions
+        raise TargetError(
+            f"{header.file} has {layers} layers in its metadata, and fewer tensors: download it again"
+        )
     tokens = {
         name: header.metadata.get(f"tokenizer.ggml.{name}")
         for name in (*_ENDS, "bos_token_id", "padding_token_id")
@@ -97,23 +91,25 @@ def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[st
         "eos_token_id": (ends[0] if len(set(ends)) == 1 else sorted(set(ends))) if ends else None,
         "pad_token_id": tokens["padding_token_id"],
     }
-    size = head_dim(header)
+    size, heads = head_dim(header), number(header, "attention.head_count")
     if header.value("attention.value_length", size) != size:
-        raise TargetError(f"{header.file} has values of another size than keys, which fledge can't decode")
+        raise TargetError(
+            f"{header.file} has values of another size than keys, which fledge doesn't decode: use another model"
+        )
     config = {
         "architectures": [family.architectures[0]],
         "model_type": family.gguf.model_types[header.architecture],
         "vocab_size": embedding.shape[0],
-        "hidden_size": value("embedding_length"),
-        "intermediate_size": value("feed_forward_length"),
-        "num_hidden_layers": value("block_count"),
-        "num_attention_heads": value("attention.head_count"),
-        "num_key_value_heads": header.value("attention.head_count_kv") and value("attention.head_count_kv"),
+        "hidden_size": number(header, "embedding_length"),
+        "intermediate_size": number(header, "feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": number(header, "attention.head_count_kv", heads),
         "head_dim": size,
-        "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": number(header, "context_length"),
+        "rms_norm_eps": number(header, "attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(header),
-        "partial_rotary_factor": header.value("rope.dimension_count", size) / size,
+        "partial_rotary_factor": number(header, "rope.dimension_count", size) / size,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **ids,
     }
@@ -122,7 +118,7 @@ def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[st
 
 def _rope(header: GgufHeader) -> dict[str, Any]:
     """RoPE's base and scaling as config.json has them."""
-    theta = header.value("rope.freq_base", 10000.0)
+    theta = number(header, "rope.freq_base", 10000.0)
     named = {key: header.value(f"rope.scaling.{key}") for key in _UNKNOWN_SCALING}
     odd = [
         f"rope.scaling.{key}={named[key]}"
@@ -130,14 +126,14 @@ def _rope(header: GgufHeader) -> dict[str, Any]:
         if named[key] not in (None, same)
     ]
     kind, factor = header.value("rope.scaling.type"), header.value("rope.scaling.factor")
-    factor = float(factor or header.value("rope.scale_linear") or 1.0)
+    factor = factor or number(header, "rope.scale_linear", 1.0)
     parameters: dict[str, Any] = {"rope_type": kind or "linear", "rope_theta": theta, "factor": factor}
     if kind == "yarn":
         original = header.value("rope.scaling.original_context_length") or header.value("context_length")
         beta = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
         theirs = {ours: header.value(f"rope.scaling.yarn_{name}") for ours, name in beta.items()}
         parameters |= {"original_max_position_embeddings": original}
-        parameters |= {ours: number for ours, number in theirs.items() if number is not None}
+        parameters |= {ours: value for ours, value in theirs.items() if value is not None}
     elif kind == "none" or (kind in (None, "linear") and factor == 1.0):
         parameters = {"rope_type": "default", "rope_theta": theta}
     elif kind not in (None, "linear"):

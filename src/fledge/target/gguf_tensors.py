@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, LlamaFileType
@@ -73,8 +74,12 @@ class GgufSource(TensorSource):
 
     @cached_property
     def _map(self) -> TensorNameMap:
-        numbers = {name: number for number, name in MODEL_ARCH_NAMES.items()}
-        return TensorNameMap(numbers[self.header.architecture], int(self.header.value("block_count")))
+        architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+        if self.header.architecture not in architectures:
+            raise TargetError(
+                f"the installed gguf doesn't know {self.header.architecture}, as {self.place} is: pip install -U gguf"
+            )
+        return TensorNameMap(architectures[self.header.architecture], int(number(self.header, "block_count")))
 
     def own_name(self, name: str) -> str:
         stem, _, kind = super().own_name(name).rpartition(".")
@@ -151,8 +156,21 @@ def quantization_name(header: GgufHeader) -> str | None:
 
 def head_dim(header: GgufHeader) -> int:
     """Dimensions of an attention head."""
-    named = header.value("attention.key_length")
-    return int(named or header.value("embedding_length") // header.value("attention.head_count"))
+    usual = number(header, "embedding_length") // number(header, "attention.head_count")
+    return int(number(header, "attention.key_length", usual))
+
+
+def number(header: GgufHeader, name: str, default: float | None = None) -> Any:
+    """A number in the metadata, the same for all layers. Raises a TargetError if it isn't one and positive."""
+    found = header.value(name, default)
+    if isinstance(found, list) and len(set(found)) == 1:  # one for each layer
+        found = found[0]
+    if not isinstance(found, int | float) or not found > 0:
+        raise TargetError(
+            f"{header.file} has {name}={found!r} in its metadata, not one positive number: use the model's safetensors "
+            "checkpoint"
+        )
+    return found
 
 
 def tensor_names(config: DecoderConfig, family: Family) -> Iterator[str]:
