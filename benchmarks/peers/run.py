@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple
 import psutil
 from pydantic.dataclasses import dataclass as checked
 
+from benchmarks.expanded import expanded
 from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.waker import each
 from fledge.base.child import stopping_on_sigterm
@@ -186,7 +187,7 @@ def run_peers(target: Target, options: PeerOptions, progress: Progress = silent)
         workers: dict[str, Worker] = {}
         for peer, mode, program in chosen:
             config = {
-                "model": options.models.get(peer.name, str(target.folder)),
+                "model": options.models.get(peer.name) or _model(peer, target),
                 "head": options.drafts.get(peer.name, options.head),
                 "mode": mode,
                 "program": program,
@@ -204,6 +205,11 @@ def run_peers(target: Target, options: PeerOptions, progress: Progress = silent)
     if not rows:
         raise ServerError(f"no engine could be measured: {'; '.join(missing)}")
     return PeersFound(rows, missing, options)
+
+
+def _model(peer: Peer, target: Target) -> str:
+    """The target's own files, or for an engine that doesn't run its GGUF file what that holds."""
+    return str(target.place if peer.module == "fledge" else expanded(str(target.place)))
 
 
 def choose_peers(options: PeerOptions) -> tuple[list[Chosen], list[str]]:

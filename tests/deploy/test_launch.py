@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fledge.base.child import free_port
-from fledge.base.errors import EngineError
+from fledge.base.errors import EngineError, TargetError
 from fledge.commands.main import app
 from fledge.deploy.launch import LaunchOptions, engine_version, plan, serve_with, version_tuple
 from fledge.heads import Head
 from tests.heads.tiny_head import load_tiny_target, random_head
+from tests.sources.tiny_gguf import write_gguf
 
 
 def python_with(folder: Path, name: str, version: str) -> str:
@@ -150,6 +151,20 @@ def test_launch_waits_checks_and_leaves_no_process(
     assert not Path(model).exists()  # the exported copy is gone with the server
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+
+
+def test_a_gguf_file_is_refused_before_another_engine_starts(
+    tmp_path: Path, tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+    file = write_gguf(tiny_target_folder, tmp_path / "tiny.gguf")
+    python = python_with(tmp_path, "vllm", "0.32.0")
+    command = ["serve", str(file), "--plain", "--engine", "vllm", "--python", python]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, TargetError)
+    assert "tiny.gguf is a GGUF file, and this needs the model's safetensors checkpoint" in str(
+        result.exception
+    )
 
 
 def test_a_dry_run_only_prints(tmp_path: Path, tiny_target_folder: Path) -> None:

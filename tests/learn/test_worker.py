@@ -18,9 +18,11 @@ from fledge.engine.record import Recorded
 from fledge.learn import Versions
 from fledge.learn.wire import send, send_conversation
 from fledge.learn.worker import Worker
+from fledge.target.matrix import Quantization
 from fledge.target.target import Target
 from fledge.train.compare import TauDifference
 from tests.learn.test_learning import told
+from tests.sources.tiny_gguf import write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,22 @@ class Student:
 
     def begin_again(self) -> None:
         self.begun += 1
+
+
+@pytest.mark.parametrize("quantization", [None, "none"])
+def test_the_process_loads_the_target_that_serves_from_its_gguf_file(
+    tiny_target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quantization: Quantization | None,
+) -> None:
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+    file = write_gguf(tiny_target_folder, tmp_path / "model.gguf", quantised="Q8_0")
+    serving = Target.load(str(file), backend="torch", quantization=quantization)
+    made = worker(tmp_path / "learned", serving)
+    assert made._target.place == file
+    assert made._target.revision == serving.revision
+    assert torch.equal(made._lm_head, serving.ends.lm_head)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from fledge.base.errors import TargetError
 from fledge.target.blocks import BLOCKS, FLOATS
 from fledge.target.matrix import Codes, Matrix, Part
 
@@ -105,9 +104,11 @@ def test_weights_are_quantised_as_ggml_quantises_them(name: str, dtype: torch.dt
     assert (error <= step * 1.01).all()
 
 
-def test_only_rows_of_whole_blocks_are_quantised() -> None:
-    with pytest.raises(TargetError, match="40 columns"):
+def test_only_float_rows_of_whole_blocks_are_quantised() -> None:
+    with pytest.raises(ValueError, match="40 columns"):
         Matrix.of(torch.ones(3, 40)).quantised("q8_0")
+    with pytest.raises(ValueError, match="already, in Q4_K"):
+        mixed().quantised("q8_0")
 
 
 @pytest.mark.parametrize("name", FLOATS)

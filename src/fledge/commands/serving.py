@@ -34,7 +34,9 @@ TemplateKwargs = Annotated[
         help=TargetOptions.model_fields["chat_template_kwargs"].description,
     ),
 ]
-TARGET_FLAGS = Flags(TargetOptions, "Target", only=("dtype", "device", "chat_template_kwargs"))
+TARGET_FLAGS = Flags(
+    TargetOptions, "Target", only=("dtype", "quantization", "device", "chat_template_kwargs")
+)
 _ENGINE = Flags(EngineOptions, "fledge's engine")
 _SERVER = Flags(ServerOptions, "Clients, limits and logs")
 _LEARN = Flags(LearnOptions, "Learning (--learn)", prefix="learn")

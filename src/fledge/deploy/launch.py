@@ -67,18 +67,19 @@ def serve_with(
     """
     version = engine_version(engine, options.python)
     loaded = Target.load(target)
+    model = str(loaded.checkpoint)
     place = None if plain else head_url(loaded, head) if head else released_folder(loaded)
     # Otherwise clients would have to use the folder that a hub id was downloaded to.
     options = options.changed(arguments=("--served-model-name", loaded.name, *options.arguments))
     if dry_run:
-        launch = plan(engine, version, str(loaded.checkpoint), place, options)
+        launch = plan(engine, version, model, place, options)
         console.print(str(launch), soft_wrap=True, markup=False)
         return
     with tempfile.TemporaryDirectory(prefix="fledge-head-") as folder:
         if place is not None:
             export_head(place, folder, form=engine, target=target)
             place = folder
-        launch = plan(engine, version, str(loaded.checkpoint), place, options)
+        launch = plan(engine, version, model, place, options)
         console.print(str(launch), soft_wrap=True, markup=False)
         with started(
             launch.command,

@@ -240,6 +240,7 @@ class Learning:
             "target": {
                 "model": str(target.place),
                 "dtype": str(target.dtype).removeprefix("torch."),
+                "quantization": target.asked_quantization,
                 "feature_layers": target.config.chosen_layers,
             },
             "metadata": asdict(HeadMetadata.of(target)),

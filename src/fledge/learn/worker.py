@@ -66,7 +66,11 @@ class Worker:
         _lower_priority()
         self._options = LearnOptions(**options)
         self._target = Target.load(
-            target["model"], dtype=target["dtype"], feature_layers=target["feature_layers"], text=False
+            target["model"],
+            dtype=target["dtype"],
+            quantization=target["quantization"],
+            feature_layers=target["feature_layers"],
+            text=False,
         )
         self._lm_head = self._target.ends.lm_head  # read before anything is taken in
         self._ring = Ring(self._options)

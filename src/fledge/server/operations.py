@@ -55,6 +55,7 @@ def add_operations(app: FastAPI, server: Server) -> None:
                 "name": engine.target.name,
                 "revision": engine.target.revision,
                 "dtype": str(engine.target.dtype).removeprefix("torch."),
+                "quantization": engine.target.quantization,
                 "backend": engine.target.backend,
             },
             "speculative": engine.speculative,

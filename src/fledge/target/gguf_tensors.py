@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import torch
-from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, LlamaFileType
 from gguf.tensor_mapping import TensorNameMap
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from fledge.sources.gguf_header import GgufHeader, GgufTensor
 from fledge.target.blocks import BLOCKS, FLOATS
 from fledge.target.config import DecoderConfig
 from fledge.target.families import Family
-from fledge.target.matrix import Matrix, Part
+from fledge.target.matrix import Matrix, Part, Quantization
 from fledge.target.tensors import TensorSource
 
 _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
@@ -59,9 +60,14 @@ class GgufSource(TensorSource):
     """Tensors of a GGUF file and its further parts."""
 
     def __init__(
-        self, file: Path, family: Family, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        file: Path,
+        family: Family,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        quantization: Quantization | None = None,
     ) -> None:
-        super().__init__(file, family.tensor_names, dtype, device)
+        super().__init__(file, family.tensor_names, dtype, device, quantization)
         self._family = family
         self.header = open_gguf(file)
 
@@ -79,7 +85,7 @@ class GgufSource(TensorSource):
 
     def read(self, name: str, *shape: int) -> Tensor:
         if len(shape) > 1:
-            return self.matrix(name, *shape).dequantise(self.dtype, self.device)
+            return self._matrix(name, *shape).dequantise(self.dtype, self.device)
         format, tensor, _ = self._stored(name, *shape)
         if format not in FLOATS:
             raise TargetError(f"{self.own_name(name)} in {self.place} is quantised: use another file")
@@ -87,7 +93,7 @@ class GgufSource(TensorSource):
             tensor = tensor.float() - 1  # the converter has added it
         return self._in_order(name, tensor).to(device=self.device, dtype=self.dtype)
 
-    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
         part = self._stored(name, rows, columns)
         return Matrix((part._replace(rows=self._in_order(name, part.rows)),), columns)
 
@@ -119,7 +125,7 @@ class GgufSource(TensorSource):
         """Raise a TargetError unless the file has all tensors of such a target and no others, each readable."""
         for name, tensor in self.header.tensors.items():
             raw_rows(name, tensor)
-        wanted = {self.own_name(name) for name in _names(config, self._family)}
+        wanted = {self.own_name(name) for name in tensor_names(config, self._family)}
         optional = {self.own_name("lm_head.weight"), *_ROPE}
         lacking, odd = wanted - optional - set(self.header.tensors), set(self.header.tensors) - wanted
         if lacking:
@@ -131,13 +137,25 @@ class GgufSource(TensorSource):
             )
 
 
+def quantization_name(header: GgufHeader) -> str | None:
+    """The form of most matrices, such as Q4_K_M, as the file itself names it; None for plain numbers."""
+    known = {kind.value: kind.name.partition("_")[2] for kind in LlamaFileType}
+    name = known.get(header.metadata.get("general.file_type"))
+    if not name:  # not every writer says it
+        sizes: Counter[str] = Counter()
+        for key, tensor in header.tensors.items():
+            sizes[raw_rows(key, tensor).format] += math.prod(tensor.shape)
+        name = sizes.most_common(1)[0][0]
+    return None if name in FLOATS else name
+
+
 def head_dim(header: GgufHeader) -> int:
     """Dimensions of an attention head."""
     named = header.value("attention.key_length")
     return int(named or header.value("embedding_length") // header.value("attention.head_count"))
 
 
-def _names(config: DecoderConfig, family: Family) -> Iterator[str]:
+def tensor_names(config: DecoderConfig, family: Family) -> Iterator[str]:
     """Llama's names of all tensors of a target; of its experts' matrices, each layer's stack."""
     yield from _ENDS
     norms = ["input_layernorm", "post_attention_layernorm"]

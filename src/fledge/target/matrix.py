@@ -13,10 +13,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.base.errors import TargetError
 from fledge.target.blocks import BLOCKS, FLOATS, quantise
 
-Quantisation = Literal["q8_0", "q4_0"]
+Quantization = Literal["none", "q8_0", "q4_0"]
 _NAMES = {dtype: name for name, dtype in FLOATS.items()}
 _CHUNK = 1 << 20  # weights expanded at once: temporary tensors stay in the caches
 
@@ -128,17 +127,15 @@ class Matrix:
             return self
         return replace(self, parts=tuple(part._replace(factor=part.factor * factor) for part in self.parts))
 
-    def quantised(self, quantisation: Quantisation) -> Matrix:
-        """Float parts as ggml quantises them; others stay as they are. Raises a TargetError for odd sizes."""
+    def quantised(self, quantization: Quantization) -> Matrix:
+        """Float parts as ggml quantises them. Raises a ValueError for other parts and sizes."""
         if self.columns % 32:
-            raise TargetError(
-                f"a matrix of {self.columns} columns can't be quantised in blocks of 32: use quantization=none"
-            )
-        name = quantisation.upper()
+            raise ValueError(f"has {self.columns} columns, and blocks have 32")
+        if odd := set(self.formats) - set(FLOATS):
+            raise ValueError(f"is quantised already, in {min(odd)}")
+        name = quantization.upper()
 
         def raw(part: Part) -> Part:
-            if part.format not in FLOATS:
-                return part
             step = max(1, _CHUNK // self.columns)
             blocks = [quantise(rows.float(), name) for rows in part.rows.contiguous().split(step)]
             return part._replace(format=name, rows=torch.cat(blocks))

@@ -25,6 +25,11 @@ class TargetOptions(BaseModel):
     dtype: Literal["bfloat16", "float32", "float16"] = Field(
         "bfloat16", description="type that the decoder computes in"
     )
+    quantization: Literal["none", "q8_0", "q4_0"] | None = Field(
+        None,
+        description="q8_0 or q4_0 makes matrices smaller while they are read, none expands those of a GGUF file; left "
+        "out, they stay as they are",
+    )
     device: Annotated[str, Flag(first=True)] = Field(
         "cpu", description="cpu, or a torch device such as cuda:0"
     )
@@ -51,6 +56,7 @@ class TargetOptions(BaseModel):
         return Target.load(
             self.model,
             dtype=self.dtype,
+            quantization=self.quantization,
             device=self.device,
             backend=self.backend,
             feature_layers=self.feature_layers,

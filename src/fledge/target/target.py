@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
 import os
@@ -18,13 +19,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from fledge.base.errors import TargetError
 from fledge.native.build import native_setting
 from fledge.sources.find import DEFAULT_TARGET
+from fledge.sources.gguf import open_gguf
 from fledge.target.batch import Decoder
 from fledge.target.chat import ChatTemplate
 from fledge.target.config import DecoderConfig
 from fledge.target.decoder import TorchDecoder
 from fledge.target.identity import template_hash, vocabulary_hash
-from fledge.target.matrix import Matrix
+from fledge.target.matrix import Matrix, Quantization
 from fledge.target.resolve import ResolvedTarget, resolve_target
+from fledge.target.source import open_source
+from fledge.target.tensors import TensorSource
 from fledge.target.weights import (
     DecoderWeights,
     EndWeights,
@@ -49,12 +53,14 @@ class Target:
         device: torch.device,
         backend: Backend,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
         self.folder: Path = resolved.folder  # has config.json and the tokenizer
-        self.revision: str = resolved.revision
+        self.revision: str = _revision(resolved, quantization)
         self.name: str = resolved.name
         self.config: DecoderConfig = resolved.config
         self._resolved, self._template_kwargs = resolved, chat_template_kwargs
+        self.asked_quantization = quantization
         self.dtype = dtype
         self.device = device
         self._backend: Backend = backend
@@ -70,6 +76,7 @@ class Target:
         backend: Backend = "auto",
         feature_layers: Sequence[int] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        quantization: Quantization | None = None,
         text: bool = True,
     ) -> Target:
         """Load a local folder, a hub id, a GGUF file or an installed package that holds one.
@@ -83,14 +90,22 @@ class Target:
             feature_layers: the three layers whose outputs a head learns from, counted from 0; default: those that
                 every engine takes where a head names none.
             chat_template_kwargs: what the chat template itself asks for, such as Qwen3's {"enable_thinking": False}.
+            quantization: "q8_0" or "q4_0" makes matrices smaller while they are read, "none" expands those of a GGUF
+                file to `dtype`; default: as they are in their file.
             text: False loads the tokenizer on first use: it takes 100 MB.
         """
         if dtype not in _DTYPES:
             raise TargetError(f"dtype {dtype!r} isn't known: use one of {', '.join(_DTYPES)}")
         if backend not in get_args(Backend):
             raise TargetError(f"backend {backend!r} isn't known: use one of {', '.join(get_args(Backend))}")
+        if quantization not in (None, *get_args(Quantization)):
+            raise TargetError(
+                f"quantization {quantization!r} isn't known: use one of {', '.join(get_args(Quantization))}"
+            )
         resolved = resolve_target(str(spec), cache_dir)
-        target = cls(resolved, _DTYPES[dtype], _usable_device(device), backend, chat_template_kwargs)
+        target = cls(
+            resolved, _DTYPES[dtype], _usable_device(device), backend, chat_template_kwargs, quantization
+        )
         if text:
             target.chat  # noqa: B018  # raises for a tokenizer or template that can't be used
         return target if feature_layers is None else target.with_feature_layers(feature_layers)
@@ -112,6 +127,22 @@ class Target:
     def place(self) -> Path:
         """Where the weights are, a file or a folder; `Target.load` makes the same target of it."""
         return self._resolved.place
+
+    @cached_property
+    def source(self) -> TensorSource:
+        """Its tensors, read as they are used."""
+        return open_source(self.place, self.config, self.dtype, self.device, self.asked_quantization)
+
+    @cached_property
+    def quantization(self) -> str | None:
+        """The form of its matrices, for reports: "q8_0", "Q4_K_M", or None where they are plain numbers."""
+        if self.asked_quantization is not None:
+            return None if self.asked_quantization == "none" else self.asked_quantization
+        if self._resolved.file is None:
+            return None
+        from fledge.target.gguf_tensors import quantization_name  # gguf takes a moment to import
+
+        return quantization_name(open_gguf(self._resolved.file))
 
     @property
     def checkpoint(self) -> Path:
@@ -147,17 +178,17 @@ class Target:
     @cached_property
     def ends(self) -> EndWeights[Tensor]:
         """Embedding, final norm and lm_head; of a target of any size, training loads no more."""
-        return load_ends(self.place, self.config, self.dtype, self.device)
+        return load_ends(self.source, self.config)
 
     @property
     def weights(self) -> DecoderWeights[Tensor]:
         """The fused weights as tensors; layers are read as they are used, and again each time."""
-        return load_weights(self.place, self.config, self.dtype, self.device, self.ends)
+        return load_weights(self.source, self.config, self.ends)
 
     @property
     def stored_weights(self) -> DecoderWeights[Matrix]:
         """The fused weights as the checkpoint holds them; what the CPU kernels pack."""
-        return read_weights(self.place, self.config, self.dtype, self.device)
+        return read_weights(self.source, self.config)
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -194,6 +225,13 @@ class Target:
     def backend(self) -> str:
         """ "native" or "torch"."""
         return self.decoder.backend
+
+
+def _revision(resolved: ResolvedTarget, quantization: Quantization | None) -> str:
+    """The files' revision, or another one where their matrices are changed."""
+    if quantization is None or (quantization == "none" and resolved.file is None):
+        return resolved.revision
+    return hashlib.sha256(f"{resolved.revision} {quantization}".encode()).hexdigest()
 
 
 def _load_tokenizer(resolved: ResolvedTarget) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fledge.base.errors import TargetError
 from fledge.sources.files import weight_files
-from fledge.target.matrix import Matrix
+from fledge.target.matrix import Matrix, Quantization
 from fledge.target.mxfp4 import dequantise
 
 
@@ -28,15 +28,21 @@ def open_weights(file: Path) -> Any:
 class TensorSource(ABC):
     """Tensors by the name they have in a Llama, whichever file they are in, checked for their shape.
 
-    `names`: what the checkpoint calls parts of these names, where it has others.
+    `names`: what the checkpoint calls parts of these names, where it has others. `quantization`: how matrices are made
+    smaller as they are read; None leaves them as the file holds them, "none" expands them to `dtype`.
     """
 
     def __init__(
-        self, place: Path, names: Mapping[str, str], dtype: torch.dtype, device: torch.device | str
+        self,
+        place: Path,
+        names: Mapping[str, str],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        quantization: Quantization | None = None,
     ) -> None:
         self.place = place  # a folder, or a GGUF file
         self.dtype, self.device = dtype, torch.device(device)
-        self._names = names
+        self._names, self._quantization = names, quantization
 
     def own_name(self, name: str) -> str:
         """The checkpoint's name."""
@@ -50,8 +56,22 @@ class TensorSource(ABC):
         """The tensor in the requested dtype and on the requested device; a TargetError for a quantised one."""
 
     @abstractmethod
+    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """A matrix as its file holds it."""
+
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        """A matrix as its file holds it, in main memory."""
+        """A matrix as its file holds it, or as `quantization` says, in main memory."""
+        matrix = self._matrix(name, rows, columns)
+        if self._quantization is None:
+            return matrix
+        if self._quantization == "none":
+            return Matrix.of(matrix.dequantise(self.dtype))
+        try:
+            return matrix.quantised(self._quantization)
+        except ValueError as error:
+            raise TargetError(
+                f"{self.own_name(name)} in {self.place} {error}: use quantization=none"
+            ) from error
 
     def read_mxfp4(self, name: str, count: int, rows: int, columns: int) -> Tensor:
         """Matrices [count, rows, columns], one at a time: on the way each takes a few times the memory."""
@@ -62,9 +82,14 @@ class SafetensorsSource(TensorSource):
     """Tensors of a folder's safetensors files, whichever shard they are in."""
 
     def __init__(
-        self, folder: Path, names: Mapping[str, str], dtype: torch.dtype, device: torch.device | str
+        self,
+        folder: Path,
+        names: Mapping[str, str],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        quantization: Quantization | None = None,
     ) -> None:
-        super().__init__(folder, names, dtype, device)
+        super().__init__(folder, names, dtype, device, quantization)
         files = weight_files(folder)
         if not files:
             raise TargetError(
@@ -82,10 +107,11 @@ class SafetensorsSource(TensorSource):
         return self.own_name(name) in self._tensors
 
     def read(self, name: str, *shape: int) -> Tensor:
-        return self._read_float(name, *shape).to(self.device)
+        return self._read_float(name, *shape).to(device=self.device, dtype=self.dtype)
 
-    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        return Matrix.of(self._read_float(name, rows, columns))
+    def _matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        tensor = self._read_float(name, rows, columns)
+        return Matrix.of(tensor.float() if tensor.dtype.itemsize > 4 else tensor)
 
     def _read_float(self, name: str, *shape: int) -> Tensor:
         name = self.own_name(name)
@@ -95,7 +121,7 @@ class SafetensorsSource(TensorSource):
                 f"{name} in {self.place} is quantised, {str(tensor.dtype).removeprefix('torch.')} without its scale: "
                 "use the checkpoint in bfloat16"
             )
-        return tensor.to(self.dtype)
+        return tensor
 
     def read_mxfp4(self, name: str, count: int, rows: int, columns: int) -> Tensor:
         name = self.own_name(name)

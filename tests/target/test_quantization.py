@@ -1,0 +1,66 @@
+"""`quantization=`: matrices made smaller, or expanded, while they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fledge.base.errors import TargetError
+from fledge.target import Target, TargetOptions
+from fledge.target.matrix import Matrix
+from tests.sources.tiny_gguf import write_gguf
+
+DOWN = ("model.layers.1.mlp.down_proj.weight", 64, 96)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEDGE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def q4_1(tiny_target_folder: Path, tmp_path: Path) -> str:
+    return str(write_gguf(tiny_target_folder, tmp_path / "model.gguf", quantised="Q4_1"))
+
+
+def test_matrices_are_quantised_while_they_are_read_and_norms_are_not(tiny_target_folder: Path) -> None:
+    plain = Target.load(str(tiny_target_folder), backend="torch")
+    assert plain.source.matrix(*DOWN).formats == ("BF16",)
+    for name in ("q8_0", "q4_0"):
+        target = TargetOptions(model=str(tiny_target_folder), backend="torch", quantization=name).load()
+        expected = plain.source.matrix(*DOWN).quantised(name)
+        assert target.source.matrix(*DOWN).formats == (name.upper(),)
+        assert torch.equal(target.source.matrix(*DOWN).parts[0].rows, expected.parts[0].rows)
+        norm = "model.layers.1.input_layernorm.weight"
+        assert torch.equal(target.source.read(norm, 64), plain.source.read(norm, 64))
+
+
+def test_a_quantised_file_keeps_its_form_or_is_expanded(q4_1: str) -> None:
+    kept, expanded = (Target.load(q4_1, backend="torch", quantization=name) for name in (None, "none"))
+    matrices: list[Matrix] = [one.source.matrix(*DOWN) for one in (kept, expanded)]
+    assert [matrix.formats for matrix in matrices] == [("Q4_1",), ("BF16",)]
+    assert torch.equal(*(matrix.dequantise(torch.bfloat16) for matrix in matrices))
+    again = Target.load(q4_1, backend="torch", quantization="q8_0")
+    with pytest.raises(TargetError, match=r"blk\.1\.ffn_down\.weight.*is quantised already, in Q4_1.*=none"):
+        again.source.matrix(*DOWN)
+
+
+def test_reports_name_the_form_and_other_matrices_are_another_revision(
+    tiny_target_folder: Path, q4_1: str
+) -> None:
+    found = {
+        (place, name): Target.load(place, backend="torch", quantization=name)  # type: ignore[arg-type]
+        for place in (str(tiny_target_folder), q4_1)
+        for name in (None, "none", "q8_0")
+    }
+    assert [target.quantization for target in found.values()] == [None, None, "q8_0", "Q4_1", None, "q8_0"]
+    revisions = [target.revision for target in found.values()]
+    assert revisions[0] == revisions[1]  # nothing to expand
+    assert len(set(revisions)) == 5
+
+
+def test_an_unknown_quantization_is_a_clear_error(tiny_target_folder: Path) -> None:
+    with pytest.raises(TargetError, match="'q5_0' isn't known: use one of none, q8_0, q4_0"):
+        Target.load(str(tiny_target_folder), quantization="q5_0")  # type: ignore[arg-type]
