@@ -9,10 +9,8 @@ import torch
 
 from fledge.base.errors import TargetError
 from fledge.target import Target, TargetOptions
-from fledge.target.matrix import Matrix
+from fledge.target.matrix import Quantization
 from tests.sources.tiny_gguf import write_gguf
-
-DOWN = ("model.layers.1.mlp.down_proj.weight", 64, 96)
 
 
 @pytest.fixture(autouse=True)
@@ -25,26 +23,36 @@ def q4_1(tiny_target_folder: Path, tmp_path: Path) -> str:
     return str(write_gguf(tiny_target_folder, tmp_path / "model.gguf", quantised="Q4_1"))
 
 
-def test_matrices_are_quantised_while_they_are_read_and_norms_are_not(tiny_target_folder: Path) -> None:
-    plain = Target.load(str(tiny_target_folder), backend="torch")
-    assert plain.source.matrix(*DOWN).formats == ("BF16",)
-    for name in ("q8_0", "q4_0"):
-        target = TargetOptions(model=str(tiny_target_folder), backend="torch", quantization=name).load()
-        expected = plain.source.matrix(*DOWN).quantised(name)
-        assert target.source.matrix(*DOWN).formats == (name.upper(),)
-        assert torch.equal(target.source.matrix(*DOWN).parts[0].rows, expected.parts[0].rows)
-        norm = "model.layers.1.input_layernorm.weight"
-        assert torch.equal(target.source.read(norm, 64), plain.source.read(norm, 64))
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_matrices_are_quantised_while_they_are_read_and_norms_are_not(
+    tiny_target_folder: Path, name: Quantization
+) -> None:
+    plain = Target.load(str(tiny_target_folder), backend="torch").stored_weights
+    target = TargetOptions(model=str(tiny_target_folder), backend="torch", quantization=name).load()
+    made, before = target.stored_weights.layers[1], plain.layers[1]
+    for ours, theirs in ((made.qkv, before.qkv), (made.down, before.down)):
+        assert ours is not None
+        assert theirs is not None
+        assert theirs.formats == ("BF16",)
+        assert ours.equals(theirs.quantised(name))
+    assert target.stored_weights.embedding.formats == (name.upper(),)
+    assert torch.equal(made.input_norm, before.input_norm)
+    assert torch.equal(target.weights.layers[1].qkv, made.qkv.dequantise(torch.bfloat16))
 
 
 def test_a_quantised_file_keeps_its_form_or_is_expanded(q4_1: str) -> None:
-    kept, expanded = (Target.load(q4_1, backend="torch", quantization=name) for name in (None, "none"))
-    matrices: list[Matrix] = [one.source.matrix(*DOWN) for one in (kept, expanded)]
-    assert [matrix.formats for matrix in matrices] == [("Q4_1",), ("BF16",)]
-    assert torch.equal(*(matrix.dequantise(torch.bfloat16) for matrix in matrices))
+    kept, expanded = (
+        Target.load(q4_1, backend="torch", quantization=name).stored_weights.layers[1].qkv
+        for name in (None, "none")
+    )
+    assert kept.formats == ("Q4_1",)
+    assert expanded.formats == ("BF16",)
+    assert torch.equal(kept.dequantise(torch.bfloat16), expanded.dequantise(torch.bfloat16))
     again = Target.load(q4_1, backend="torch", quantization="q8_0")
-    with pytest.raises(TargetError, match=r"blk\.1\.ffn_down\.weight.*is quantised already, in Q4_1.*=none"):
-        again.source.matrix(*DOWN)
+    with pytest.raises(
+        TargetError, match=r"token_embd\.weight.*is quantised already, in Q4_1: leave quantization out"
+    ):
+        again.ends  # noqa: B018
 
 
 def test_reports_name_the_form_and_other_matrices_are_another_revision(

@@ -28,16 +28,6 @@ def weight_files(folder: Path) -> list[Path]:
     return files if all(file.exists() for file in files) else []
 
 
-def file_sha256(path: Path, cache: Path) -> str:
-    """A file's sha256, from the cache if the file is unchanged."""
-
-    def compute() -> str:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
-    return cached_digest([path], cache, compute)
-
-
 def cached_digest(files: list[Path], cache: Path, compute: Callable[[], str], *, also: str = "") -> str:
     """`compute()`, or its cached result if no file has changed its size or times; `also`: what else it depends on."""
     stamps: list[list[str | int]] = []

@@ -70,7 +70,7 @@ class TensorSource(ABC):
             return matrix.quantised(self._quantization)
         except ValueError as error:
             raise TargetError(
-                f"{self.own_name(name)} in {self.place} {error}: use quantization=none"
+                f"{self.own_name(name)} in {self.place} {error}: leave quantization out"
             ) from error
 
     def read_mxfp4(self, name: str, count: int, rows: int, columns: int) -> Tensor:
