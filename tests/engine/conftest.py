@@ -23,6 +23,7 @@ from fledge.target.target import Target
 from tests.engine.context_head import ContextHead
 from tests.engine.late_flight import LateFlight
 from tests.engine.scripted import scripted_runner, scripts_are_followed
+from tests.sources.tiny_gguf import write_gguf
 from tests.tiny import TinyShape, save_tiny_target
 
 VOCABULARY = 512
@@ -31,25 +32,51 @@ Greedy = Callable[[int], list[Completion]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Modules with ON_BOTH_BACKENDS serve by rounds in torch, and by rounds in one C++ call."""
+    """Modules with ON_BOTH_BACKENDS serve by rounds in torch, and by rounds in one C++ call.
+
+    On the kernels with quantised targets, too; those of modules without IN_EVERY_FORMAT are slow.
+    """
     if getattr(metafunc.module, "ON_BOTH_BACKENDS", False) and "backend" in metafunc.fixturenames:
-        backends = ["torch", pytest.param("native", marks=pytest.mark.kernels)]
-        metafunc.parametrize("backend", backends, indirect=True, scope="session")
+        marks = [pytest.mark.kernels]
+        backends = [
+            pytest.param("torch", None, id="torch"),
+            pytest.param("native", None, marks=marks, id="native"),
+        ]
+        if not getattr(metafunc.module, "IN_EVERY_FORMAT", False):
+            marks = [*marks, pytest.mark.slow]
+        backends += [
+            pytest.param("native", kind, marks=marks, id=f"native-{kind}")
+            for kind in ("q8_0", "q4_0", "mixed")
+        ]
+        metafunc.parametrize(("backend", "quantised"), backends, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def backend(request: pytest.FixtureRequest) -> str:
+def backend(request: pytest.FixtureRequest) -> Any:
     """What the target and its heads run on."""
     return getattr(request, "param", "torch")
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory, backend: str) -> Target:
+def quantised(request: pytest.FixtureRequest) -> Any:
+    """The form of the target's matrices: None for numbers, q8_0, q4_0, or "mixed" as in a Q4_K_M file."""
+    return getattr(request, "param", None)
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory, backend: Any, quantised: Any) -> Target:
     """Three layers, hidden 64, vocabulary 512, 256 positions; float32 in torch, bf16 on the kernels."""
     shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=256)
-    folder = save_tiny_target(tmp_path_factory.mktemp("engine") / "llama", shape=shape)
+    place = save_tiny_target(tmp_path_factory.mktemp("engine") / "llama", shape=shape)
     dtype = "float32" if backend == "torch" else "bfloat16"
-    return Target.load(str(folder), dtype=dtype, backend=backend)
+    if quantised == "mixed":
+        place, quantised = write_gguf(place, place.with_suffix(".gguf"), quantised=_mixed), None
+    return Target.load(str(place), dtype=dtype, backend=backend, quantization=quantised)
+
+
+def _mixed(name: str) -> str:
+    kinds = {"attn_v": "Q8_0", "attn_output": "Q5_1", "ffn_down": "Q5_0", "token_embd": "Q8_0"}
+    return next((kind for part, kind in kinds.items() if part in name), "Q4_1")
 
 
 @pytest.fixture(autouse=True, scope="session")

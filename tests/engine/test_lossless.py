@@ -15,7 +15,7 @@ from fledge.target.batch import ForwardBatch
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, Uneven, scripted_head
 
-ON_BOTH_BACKENDS = True
+ON_BOTH_BACKENDS = IN_EVERY_FORMAT = True
 
 SETTINGS = [
     {"temperature": 1.0},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,10 @@ def write_gguf(
     architecture: str = "llama",
     also: Mapping[str, Sequence[float]] | None = None,
     metadata: Mapping[str, float | str] | None = None,
-    quantised: str = "F32",
+    quantised: str | Callable[[str], str] = "F32",
     without: Sequence[str] = (),
 ) -> Path:
-    """Write the checkpoint in `folder` to `file`, its matrices as `quantised`.
+    """Write the checkpoint in `folder` to `file`, its matrices as `quantised`, or as that says for a name.
 
     `also`: further tensors; `metadata`: further keys of the architecture; `without`: tensors that are left out.
     """
@@ -84,7 +84,8 @@ def write_gguf(
     for name, values in tensors.items():
         if name in without:
             continue
-        kind = GGMLQuantizationType[quantised if values.ndim > 1 else "F32"]
+        format = quantised if isinstance(quantised, str) else quantised(name)
+        kind = GGMLQuantizationType[format if values.ndim > 1 else "F32"]
         data = quants.quantize(np.ascontiguousarray(values), kind)
         writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from fledge.target import DecoderConfig, TorchDecoder, load_weights
+from fledge.target import DecoderConfig, TorchDecoder
+from tests.target.loading import weights_of
 from tests.target.paging import logits_of, make_batch, scattered_pages
 from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, GRANITE, VOCAB_SIZE, TinyShape, save_tiny_target
 
@@ -79,7 +80,7 @@ OTHER_EXPERTS = {
 
 def load_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> TorchDecoder:
     config = DecoderConfig.from_folder(folder)
-    return TorchDecoder(config, load_weights(folder, config, dtype))
+    return TorchDecoder(config, weights_of(folder, dtype, config))
 
 
 def random_ids(count: int, seed: int = 0) -> list[int]:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 import fledge.target
 from fledge.base.errors import TargetError
-from fledge.target import SUPPORTED_ARCHITECTURES, DecoderConfig, families, load_weights
+from fledge.target import SUPPORTED_ARCHITECTURES, DecoderConfig, families
 from fledge.target.families import Family, register
 from fledge.target.weights import LayerWeights
+from tests.target.loading import weights_of
 from tests.tiny import TinyShape, save_tiny_target
 
 ROOM = Path(fledge.target.__file__).parent
@@ -75,13 +76,13 @@ def test_no_architecture_is_named_outside_of_its_family() -> None:
 def test_a_checkpoint_under_other_names_is_read_as_the_one_it_was(own_family: str, tmp_path: Path) -> None:
     folder = save_tiny_target(tmp_path, shape=TinyShape(tied=False))
     config = DecoderConfig.from_folder(folder)
-    weights = load_weights(folder, config, torch.bfloat16)
+    weights = weights_of(folder, torch.bfloat16, config)
     register(Family((own_family,), config_names=CONFIG_NAMES, tensor_names=TENSOR_NAMES))
     rewrite(folder, own_family)
     renamed = DecoderConfig.from_folder(folder)
     assert not renamed.undecodable
     assert (renamed.hidden_size, renamed.num_layers) == (config.hidden_size, config.num_layers)
-    again = load_weights(folder, renamed, torch.bfloat16)
+    again = weights_of(folder, torch.bfloat16, renamed)
     assert torch.equal(weights.lm_head, again.lm_head)
     assert all(map(same, weights.layers, again.layers))
 
@@ -100,7 +101,7 @@ def test_errors_name_fields_and_tensors_as_the_checkpoint_does(own_family: str, 
     del tensors["transformer.h.3.mlp.w1.weight"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(TargetError, match=r"no tensor transformer\.h\.3\.mlp\.w1\.weight"):
-        list(load_weights(folder, config, torch.bfloat16).layers)
+        list(weights_of(folder, torch.bfloat16, config).layers)
 
 
 @pytest.mark.parametrize("like", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
@@ -109,7 +110,7 @@ def test_neighbouring_dimensions_that_rotate_together_are_put_as_the_decoder_has
 ) -> None:
     """Rows of q and k, their biases and the weights of their norms."""
     folder = save_tiny_target(tmp_path, like, shape=TinyShape(head_dim=16, tied=False))
-    weights = load_weights(folder, DecoderConfig.from_folder(folder), torch.bfloat16)
+    weights = weights_of(folder)
     register(Family((own_family,), fields=families.find(like).fields, interleaved_rope=True))
     raw = json.loads((folder / "config.json").read_text()) | {"architectures": [own_family]}
     (folder / "config.json").write_text(json.dumps(raw))
@@ -119,17 +120,17 @@ def test_neighbouring_dimensions_that_rotate_together_are_put_as_the_decoder_has
         halves = tensors[name].view(-1, 2, 8, *tensors[name].shape[1:])
         tensors[name] = halves.transpose(1, 2).reshape(tensors[name].shape).contiguous()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    again = load_weights(folder, DecoderConfig.from_folder(folder), torch.bfloat16)
+    again = weights_of(folder)
     assert all(map(same, weights.layers, again.layers))
 
 
 def test_a_scale_of_scores_holds_for_biases_of_queries_too(own_family: str, tmp_path: Path) -> None:
     folder = save_tiny_target(tmp_path, "Qwen2ForCausalLM", shape=TinyShape(head_dim=16))
-    plain = load_weights(folder, DecoderConfig.from_folder(folder), torch.float32).layers[0]
+    plain = weights_of(folder, torch.float32).layers[0]
     register(Family((own_family,), fields=lambda raw: {"qkv_bias": True, "query_scale": 0.5}))
     raw = json.loads((folder / "config.json").read_text()) | {"architectures": [own_family]}
     (folder / "config.json").write_text(json.dumps(raw))
-    scaled = load_weights(folder, DecoderConfig.from_folder(folder), torch.float32).layers[0]
+    scaled = weights_of(folder, torch.float32).layers[0]
     assert plain.qkv_bias is not None
     assert scaled.qkv_bias is not None
     queries = 4 * 16

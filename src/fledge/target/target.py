@@ -27,6 +27,8 @@ from fledge.target.decoder import TorchDecoder
 from fledge.target.identity import template_hash, vocabulary_hash
 from fledge.target.matrix import Matrix, Quantization
 from fledge.target.resolve import ResolvedTarget, resolve_target
+from fledge.target.source import open_source
+from fledge.target.tensors import TensorSource
 from fledge.target.weights import (
     DecoderWeights,
     EndWeights,
@@ -127,6 +129,11 @@ class Target:
         return self._resolved.place
 
     @cached_property
+    def source(self) -> TensorSource:
+        """Its tensors, read as they are used."""
+        return open_source(self.place, self.config, self.dtype, self.device, self.asked_quantization)
+
+    @cached_property
     def quantization(self) -> str | None:
         """The form of its matrices, for reports: "q8_0", "Q4_K_M", or None where they are plain numbers."""
         if self.asked_quantization is not None:
@@ -171,19 +178,17 @@ class Target:
     @cached_property
     def ends(self) -> EndWeights[Tensor]:
         """Embedding, final norm and lm_head; of a target of any size, training loads no more."""
-        return load_ends(self.place, self.config, self.dtype, self.device, self.asked_quantization)
+        return load_ends(self.source, self.config)
 
     @property
     def weights(self) -> DecoderWeights[Tensor]:
         """The fused weights as tensors; layers are read as they are used, and again each time."""
-        return load_weights(
-            self.place, self.config, self.dtype, self.device, self.ends, self.asked_quantization
-        )
+        return load_weights(self.source, self.config, self.ends)
 
     @property
     def stored_weights(self) -> DecoderWeights[Matrix]:
         """The fused weights as the checkpoint holds them; what the CPU kernels pack."""
-        return read_weights(self.place, self.config, self.dtype, self.device, self.asked_quantization)
+        return read_weights(self.source, self.config)
 
     @cached_property
     def decoder(self) -> Decoder:

@@ -18,7 +18,7 @@ from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertWeights
 from fledge.target.families import Family
-from fledge.target.matrix import Matrix, Quantization
+from fledge.target.matrix import Matrix
 from fledge.target.source import open_source
 from fledge.target.tensors import TensorSource
 
@@ -98,16 +98,9 @@ class Layers(Sequence[LayerWeights[M]]):
         )
 
 
-def read_ends(
-    place: Path,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    quantization: Quantization | None = None,
-) -> EndWeights[Matrix]:
-    """Embedding, final norm and lm_head of a folder or a GGUF file, the norm in `dtype`, and nothing between them."""
+def read_ends(source: TensorSource, config: DecoderConfig) -> EndWeights[Matrix]:
+    """Embedding, final norm and lm_head, and nothing between them."""
     family = families.find(config.architecture)
-    source = open_source(place, config, dtype, device, quantization)
     _check_ends(source, config)
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = source.matrix("model.embed_tokens.weight", vocab, hidden)
@@ -118,7 +111,7 @@ def read_ends(
     lm_head = embedding if may_lack else source.matrix("lm_head.weight", vocab, hidden)
     if tied and lm_head is not embedding and not lm_head.equals(embedding):
         raise TargetError(
-            f"config.json of {place} ties lm_head to the embedding, but the weights hold both and they differ: "
+            f"config.json of {source.place} ties lm_head to the embedding, but the weights hold both and they differ: "
             "transformers 5 takes lm_head, vLLM and SGLang the embedding. If lm_head is right write "
             "tie_word_embeddings=false into config.json, else save the model without lm_head"
         )
@@ -143,54 +136,32 @@ def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
         )
 
 
-def read_weights(
-    place: Path,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    quantization: Quantization | None = None,
-) -> DecoderWeights[Matrix]:
-    """The weights of a folder or a GGUF file, fused, norms and biases in `dtype`, layers as they are used."""
-    ends = read_ends(place, config, dtype, device, quantization)
-    family = families.find(config.architecture)
-    source = open_source(place, config, dtype, device, quantization)
+def read_weights(source: TensorSource, config: DecoderConfig) -> DecoderWeights[Matrix]:
+    """All weights, fused, layers as they are used."""
+    ends, family = read_ends(source, config), families.find(config.architecture)
     layers = Layers(config.num_layers, lambda index: _read_layer(source, config, family, index))
     return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
 
 
-def load_ends(
-    place: Path,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    quantization: Quantization | None = None,
-) -> EndWeights[Tensor]:
-    """Embedding, final norm and lm_head of a folder or a GGUF file as tensors of `dtype`, and nothing between them."""
-    ends = read_ends(place, config, dtype, device, quantization)
-    embedding = ends.embedding.dequantise(dtype, device)
+def load_ends(source: TensorSource, config: DecoderConfig) -> EndWeights[Tensor]:
+    """`read_ends` as tensors of the source's dtype, on its device."""
+    ends = read_ends(source, config)
+    embedding = ends.embedding.dequantise(source.dtype, source.device)
     tied = ends.lm_head is ends.embedding
-    return EndWeights(embedding, ends.norm, embedding if tied else ends.lm_head.dequantise(dtype, device))
+    lm_head = embedding if tied else ends.lm_head.dequantise(source.dtype, source.device)
+    return EndWeights(embedding, ends.norm, lm_head)
 
 
 def load_weights(
-    place: Path,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    ends: EndWeights[Tensor] | None = None,
-    quantization: Quantization | None = None,
+    source: TensorSource, config: DecoderConfig, ends: EndWeights[Tensor] | None = None
 ) -> DecoderWeights[Tensor]:
-    """The weights of a folder or a GGUF file as tensors of `dtype`, fused, layers as they are used.
-
-    `ends`: read already.
-    """
-    ends = ends or load_ends(place, config, dtype, device, quantization)
-    layers = read_weights(place, config, dtype, device, quantization).layers
+    """`read_weights` as tensors of the source's dtype, on its device. `ends`: loaded already."""
+    ends, layers = ends or load_ends(source, config), read_weights(source, config).layers
 
     def load(index: int) -> LayerWeights[Tensor]:
         w: LayerWeights[Any] = layers[index]
         matrices = {"qkv": w.qkv, "o": w.o, "gate_up": w.gate_up, "down": w.down}
-        tensors = {name: m and m.dequantise(dtype, device) for name, m in matrices.items()}
+        tensors = {name: m and m.dequantise(source.dtype, source.device) for name, m in matrices.items()}
         return replace(w, **tensors)
 
     return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, Layers(len(layers), load))
