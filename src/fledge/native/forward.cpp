@@ -7,11 +7,13 @@ using namespace fledge;
 
 namespace {
 
+constexpr int kChosenAtOnce = 64;  // rows whose logits are in memory together
+
 // Memory of the running forward: forwards are serialised.
 Workspace workspace;
 Buffer<bf16> lm_inputs;      // [wanted rows, hidden], the lm_head's input
 Buffer<float> draft_logits;  // [wanted rows, draft vocabulary]
-Buffer<float> some_logits;   // [kRowBlock wanted rows, vocabulary], to choose tokens from
+Buffer<float> some_logits;   // [kChosenAtOnce wanted rows, vocabulary], to choose tokens from
 Screening screening;
 std::vector<Buffer<float>> races;  // by thread: what sampling needs
 
@@ -91,8 +93,8 @@ int choose(const Decoder& d, const DecoderOutputs& out, int64_t m, float* x, Buf
 void choose_all(Team& t, int id, const Decoder& d, const DecoderOutputs& out) {
   int wanted = static_cast<int>(out.count), hidden = d.shape.hidden;
   auto logits = [&](int m) { return some_logits.data + static_cast<size_t>(m) * d.vocabulary; };
-  for (int first = 0; first < wanted; first += kRowBlock) {
-    int rows = std::min(wanted - first, kRowBlock);
+  for (int first = 0; first < wanted; first += kChosenAtOnce) {
+    int rows = std::min(wanted - first, kChosenAtOnce);
     gemm(t, id, lm_inputs.data + static_cast<size_t>(first) * hidden, hidden, rows, *d.lm_head,
          [&](int m, int p, const float* c) { store_panel(some_logits.data, d.vocabulary, m, p, c); });
     t.for_each(id, rows, [&](int m) { out.chosen[first + m] = choose(d, out, first + m, logits(m), races[id]); });
@@ -125,7 +127,7 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
   if (out.logits || out.chosen) lm_inputs.ensure((static_cast<size_t>(wanted) + 63) / 32 * 32 * s.hidden);
   bool screens = out.chosen && d->screen && !wants_filters(out);
   if (screens) screening.ensure(wanted, *d->screen->weights, t.size, out.filters, out.coins, out.allowed);
-  else if (out.chosen) some_logits.ensure(std::min<size_t>(wanted, kRowBlock) * d->vocabulary);
+  else if (out.chosen) some_logits.ensure(std::min<size_t>(wanted, kChosenAtOnce) * d->vocabulary);
   if (static_cast<int>(races.size()) < t.size) races.resize(t.size);
   std::vector<const Weight*> weights;
   for (int l = 0; l < d->layers; ++l) add_matrices(weights, d->layer[l]);

@@ -38,10 +38,7 @@ Weight* fledge_weight(int outputs, int inputs, const int* described, int parts) 
   delete w;
   return nullptr;
 }
-void fledge_free_weight(Weight* w) {
-  std::free(w->data);
-  delete w;
-}
+void fledge_free_weight(Weight* w) { delete w; }
 int64_t fledge_weight_bytes(const Weight* w) { return static_cast<int64_t>(w->bytes); }
 // Rows from `first` on, a multiple of 32, all of one part: numbers in bf16, or codes with their scales and minima in f16.
 void fledge_pack_numbers(Weight* w, int first, int rows, const bf16* numbers) { pack_rows(*w, first, rows, numbers); }

@@ -17,6 +17,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 
 #include "tiles.h"
 
@@ -46,8 +48,30 @@ struct Part {
   size_t at = 0;              // in `data`
 };
 
+// Memory of many weights, in huge pages where there are any: alone, a small one would take a whole page.
+struct Chunk {
+  char* data = nullptr;  // zero at first; the system provides what is written
+  size_t bytes, used = 0;
+  explicit Chunk(size_t size) : bytes(size + kHuge) {
+    mapped_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped_ == MAP_FAILED) return;
+    madvise(mapped_, bytes, MADV_HUGEPAGE);
+    data = static_cast<char*>(mapped_);
+    used = (kHuge - reinterpret_cast<uintptr_t>(data) % kHuge) % kHuge;
+  }
+  ~Chunk() {
+    if (data) munmap(mapped_, bytes);
+  }
+  Chunk(const Chunk&) = delete;
+
+ private:
+  static constexpr size_t kHuge = size_t(2) << 20;
+  void* mapped_;
+};
+
 struct Weight {
   static constexpr int kMostParts = 4;
+  std::shared_ptr<Chunk> chunk;  // with `data`
   char* data = nullptr;
   int outputs = 0, inputs = 0, parts = 0;  // N (unpadded), K (a multiple of 32)
   size_t bytes = 0;
@@ -69,9 +93,11 @@ struct Weight {
   const bf16* bf16_panel(int p) const { return reinterpret_cast<const bf16*>(at(p)); }
 };
 
-// Of a weight whose parts have sizes and formats; its memory is in huge pages where there are any, and zero. Null data:
-// there is no memory.
+// Memory, zero, for a weight whose parts have sizes and formats. Null data: there is none.
 inline void allocate(Weight& w) {
+  constexpr size_t kLeast = size_t(64) << 20, kAlignment = 4096;
+  static std::mutex mutex;
+  static std::weak_ptr<Chunk> last;
   w.bytes = 0;
   int first = 0;
   for (Part* of = w.part; of < w.part + w.parts; ++of) {
@@ -80,11 +106,16 @@ inline void allocate(Weight& w) {
     first += of->panels;
     w.bytes += of->panels * w.panel_bytes(*of);
   }
-  size_t huge = size_t(2) << 20, bytes = (w.bytes + huge - 1) / huge * huge;
-  w.data = static_cast<char*>(std::aligned_alloc(huge, bytes));
-  if (!w.data) return;
-  madvise(w.data, bytes, MADV_HUGEPAGE);
-  std::memset(w.data, 0, w.bytes);
+  size_t bytes = (w.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  std::lock_guard<std::mutex> lock(mutex);
+  w.chunk = last.lock();
+  if (!w.chunk || w.chunk->bytes - w.chunk->used < bytes) {
+    w.chunk = std::make_shared<Chunk>(std::max(bytes, kLeast));
+    if (!w.chunk->data) return;
+    last = w.chunk;
+  }
+  w.data = w.chunk->data + w.chunk->used;
+  w.chunk->used += bytes;
 }
 
 // Packs `rows` rows from row `first` on, a multiple of 32, within one part.

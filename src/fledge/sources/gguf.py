@@ -35,6 +35,7 @@ def open_gguf(file: Path) -> GgufHeader:
         )
     for other in map(GgufHeader, others):
         header.tensors.update(other.tensors)
+        header.maps += other.maps
         header.digest = hashlib.sha256(f"{header.digest}{other.digest}".encode()).hexdigest()
     return header
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fledge.base.errors import TargetError
 
@@ -28,7 +30,7 @@ class GgufTensor(NamedTuple):
     """Where a tensor lies, and in which form."""
 
     file: Path
-    bytes: np.memmap[Any, np.dtype[np.uint8]]  # of the whole file
+    bytes: NDArray[np.uint8]  # of the whole file
     offset: int
     type: int  # ggml's number of its block type
     shape: tuple[int, ...]  # rows first, as torch has it; blocks are cut from the last dimension
@@ -42,13 +44,19 @@ class GgufHeader:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
         try:
-            # Private: pages are shared until one is written to, and torch wants arrays that could be.
-            self._bytes = np.memmap(file, dtype=np.uint8, mode="c")
+            with file.open("rb") as stream:  # private: torch wants arrays that could be written to
+                self.maps = [mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)]
+            self._bytes = np.frombuffer(self.maps[0], dtype=np.uint8)
             self._read(_Cursor(self._bytes.data))
         except (OSError, ValueError, OverflowError, struct.error) as error:
             with file.open("rb") as stream:
                 kind = "isn't a whole GGUF file" if stream.read(4) == b"GGUF" else "is no GGUF file"
             raise TargetError(f"{file} {kind} ({error}): download it again") from error
+
+    def release(self) -> None:
+        """Let the system take back the pages that have been read; it reads them again if they are used."""
+        for mapped in self.maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def _read(self, cursor: _Cursor) -> None:
         if bytes(self._bytes[:4]) != b"GGUF":

@@ -126,6 +126,9 @@ class GgufSource(TensorSource):
         order = torch.arange(len(rows)).view(-1, head_dim(self.header) // 2, 2).transpose(1, 2)
         return rows[order.flatten()]
 
+    def release(self) -> None:
+        self.header.release()
+
     def check(self, config: DecoderConfig) -> None:
         """Raise a TargetError unless the file has all tensors of such a target and no others, each readable."""
         for name, tensor in self.header.tensors.items():

@@ -208,7 +208,9 @@ class Target:
         reason = native_available(self.config, self.dtype, self.device)
         if not reason:
             logger.info("%s: decoding with the native CPU kernels", self.name)
-            return NativeDecoder(self.config, self.stored_weights)
+            decoder = NativeDecoder(self.config, self.stored_weights)
+            self.source.release()
+            return decoder
         if self._backend == "native":
             raise TargetError(f"the native CPU kernels can't run this target: {reason}. Use backend='torch'")
         unasked = self.device.type == "cpu" and native_setting() != "0"

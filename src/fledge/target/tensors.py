@@ -73,6 +73,10 @@ class TensorSource(ABC):
                 f"{self.own_name(name)} in {self.place} {error}: leave quantization out"
             ) from error
 
+    @abstractmethod
+    def release(self) -> None:
+        """What has been read may leave memory: it is read again if it is used."""
+
     def read_mxfp4(self, name: str, count: int, rows: int, columns: int) -> Tensor:
         """Matrices [count, rows, columns], one at a time: on the way each takes a few times the memory."""
         raise TargetError(f"{name} isn't read from {self.place}: use the model's safetensors checkpoint")
@@ -105,6 +109,9 @@ class SafetensorsSource(TensorSource):
 
     def __contains__(self, name: str) -> bool:
         return self.own_name(name) in self._tensors
+
+    def release(self) -> None:
+        """Tensors leave memory with their last reference."""
 
     def read(self, name: str, *shape: int) -> Tensor:
         return self._read_float(name, *shape).to(device=self.device, dtype=self.dtype)

@@ -139,7 +139,12 @@ def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
 def read_weights(source: TensorSource, config: DecoderConfig) -> DecoderWeights[Matrix]:
     """All weights, fused, layers as they are used."""
     ends, family = read_ends(source, config), families.find(config.architecture)
-    layers = Layers(config.num_layers, lambda index: _read_layer(source, config, family, index))
+
+    def read(index: int) -> LayerWeights[Matrix]:
+        source.release()
+        return _read_layer(source, config, family, index)
+
+    layers = Layers(config.num_layers, read)
     return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
 
 
