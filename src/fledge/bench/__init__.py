@@ -2,7 +2,7 @@
 
 run.py          `fledge bench` from end to end              options.py      what it measures, and how much
 answers.py      prompts one at a time, in alternation       identity.py     does the output equal plain decode's?
-concurrency.py  many requests in flight                     costs.py        single forwards
+concurrency.py  many requests in flight
 workloads.py    the prompts                                 machine.py      processor, memory bandwidth, versions
 results.py      the files it writes                         summary.py      summary.json
 statistics.py   intervals and significance

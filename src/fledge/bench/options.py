@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fledge.base.errors import DataError
 from fledge.engine.options import CudaGraphs, DraftWeightsOption, LookupTokens, Overlap
-from fledge.native.abi import MOST_NODES
 
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
@@ -18,7 +17,6 @@ Levels = Annotated[tuple[Count, ...], Field(min_length=1)]
 AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rows = Annotated[int, Field(ge=1, le=MOST_NODES)]  # per request
 
 
 class BenchOptions(BaseModel):
@@ -71,12 +69,6 @@ class BenchOptions(BaseModel):
     sweep_repeats: Count = Field(
         default=3, description="of each level, all engines side by side, after one that isn't counted"
     )
-    verify_rows: tuple[Rows, ...] = Field(
-        default=(2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"
-    )
-    draft_rows: Rows = Field(default=4, description="nodes of the draft step that is timed")
-    cost_context: Count = Field(default=256, description="tokens in the KV cache while timing them")
-    cost_repeats: CountOrNone = Field(default=15, description="interleaved repeats; 0: not timed")
     bandwidth: bool = Field(
         default=True, description="measure raw read bandwidth, for the limit of plain decode"
     )
