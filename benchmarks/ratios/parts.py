@@ -27,13 +27,13 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import chain, cycle, islice
 from statistics import median
-
-from pydantic.dataclasses import dataclass
+from typing import ClassVar
 
 from benchmarks.forwards import measure_costs
 from benchmarks.ratios.kv_reads import kv_reads
 from benchmarks.ratios.line import Ratio, Ratios, paired, single
-from fledge.base.errors import DataError
+from fledge.base.errors import DataError, FledgeError
+from fledge.base.options import Options
 from fledge.bench.concurrency import ClosedLoop, Load, longest_answer, run_side_by_side, sweep
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
@@ -67,9 +67,10 @@ _ROOM = 16  # spare tokens beyond prompt and answer
 _PER_SLOT, _FEWEST = 4, 5  # requests of a level
 
 
-@dataclass(frozen=True)
-class RatioOptions:
+class RatioOptions(Options):
     """Options of the measurement."""
+
+    error: ClassVar[type[FledgeError]] = DataError
 
     concurrency: Levels = (1, 2, 4, 8, 16, 32)
     repeats: Count = 6

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from fledge.base.errors import DataError
+from fledge.base.options import RecipePart
 from fledge.engine.options import CudaGraphs, DraftWeightsOption, LookupTokens, Overlap
+
+
+def _listed(text: object) -> object:
+    """The parts of `1,2,4`; anything else as it is."""
+    return text.rstrip(",").split(",") if isinstance(text, str) else text
+
 
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
-Levels = Annotated[tuple[Count, ...], Field(min_length=1)]
+Listed = BeforeValidator(_listed)
+Levels = Annotated[tuple[Count, ...], Field(min_length=1), Listed]
 AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class BenchOptions(BaseModel):
+class BenchOptions(RecipePart):
     """The benchmark's part of a recipe. The defaults are the full benchmark; a demo measures less."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     own_prompts: int | None = Field(
         default=None, ge=0, description="prompts of the own mixed set; null: all 80, 0: none"
@@ -79,16 +82,3 @@ class BenchOptions(BaseModel):
     def decoding(self) -> str:
         """Description of how tokens are sampled."""
         return f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"
-
-
-@contextmanager
-def refused_by_name() -> Iterator[None]:
-    """Turn an options class's first invalid value into a DataError, as shown on the command line."""
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors()[0]
-        name, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        if name:
-            problem = f"{name} = {first['input']!r} is refused: {problem}; give another value"
-        raise DataError(problem) from error

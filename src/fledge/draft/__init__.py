@@ -9,22 +9,13 @@ Files:
     tree.py         a batch of draft trees
 """
 
-from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.draft.runner import DraftOutput, HeadRunner, TorchHeadRunner
-from fledge.draft.tree import DraftTree
-from fledge.draft.vocabulary import DraftVocabulary, count_generated
-from fledge.draft.weights import HeadParts, HeadWeights
-
-__all__ = [
-    "DraftOutput",
-    "DraftTree",
-    "DraftVocabulary",
-    "DraftWeights",
-    "HeadConfig",
-    "HeadMetadata",
-    "HeadParts",
-    "HeadRunner",
-    "HeadWeights",
-    "TorchHeadRunner",
-    "count_generated",
-]
+from fledge.draft.config import HeadConfig as HeadConfig
+from fledge.draft.config import HeadMetadata as HeadMetadata
+from fledge.draft.runner import DraftOutput as DraftOutput
+from fledge.draft.runner import HeadRunner as HeadRunner
+from fledge.draft.runner import TorchHeadRunner as TorchHeadRunner
+from fledge.draft.tree import DraftTree as DraftTree
+from fledge.draft.vocabulary import DraftVocabulary as DraftVocabulary
+from fledge.draft.vocabulary import count_generated as count_generated
+from fledge.draft.weights import HeadParts as HeadParts
+from fledge.draft.weights import HeadWeights as HeadWeights

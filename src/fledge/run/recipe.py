@@ -20,11 +20,12 @@ from pathlib import Path, PurePath
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from fledge.base import disk
 from fledge.base.checksums import sha256
 from fledge.base.errors import RecipeError, did_you_mean, one_line
+from fledge.base.options import RecipePart
 from fledge.base.storage import exists, join, read_bytes, write_atomic
 from fledge.bench import BenchOptions
 from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
@@ -37,10 +38,8 @@ _LOGS = (".jsonl", ".ndjson", ".log", ".csv", ".tsv", ".parquet", ".txt")
 _CHECKSUM = re.compile(rb"# sha256 ([0-9a-f]{64})")
 
 
-class Recipe(BaseModel):
+class Recipe(RecipePart):
     """Everything a run depends on; each part belongs to the room that reads it. Nothing depends on `note`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: TargetOptions = TargetOptions()
     prompts: PromptOptions = PromptOptions()

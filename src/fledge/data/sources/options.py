@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from fledge.base.options import RecipePart
 
 Kind = Literal["self", "file", "dataset", "log"]
 ShapeName = Literal["auto", "sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating"]
@@ -19,10 +21,8 @@ _NOT_OF: dict[Kind, tuple[str, ...]] = {
 _NAME = re.compile(r"[^\w.-]+")
 
 
-class SourceOptions(BaseModel):
+class SourceOptions(RecipePart):
     """One source: where it is, how to read it, its weight in the mix, and its terms."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind = Field("file", description="self (the target writes), file, dataset (Hugging Face) or log")
     path: str = Field(
