@@ -166,7 +166,7 @@ def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
 ) -> None:
     error = instrument(main).error
     arguments = ("--target", "/no/such/target", "--output", tmp_path / "found.json")
-    assert "repeats = 0 is refused" in error(*arguments, "--repeats", "0")
+    assert "repeats is 0; use 1 or more" in error(*arguments, "--repeats", "0")
     assert "there is no part 'tfft'" in error(*arguments, "--only", "levels,tfft")
     assert "graphs is measured on a GPU" in error(*arguments, "--only", "graphs")
     (tmp_path / "file").write_text("")
