@@ -12,7 +12,7 @@ from fledge.base.options import RecipePart
 from fledge.data.sources.options import SourceOptions
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0)]
 
 # progress(done, total, note): called often; `note` is a short text such as "941 tokens/s".
 Progress: TypeAlias = Callable[[float, float, str], None]

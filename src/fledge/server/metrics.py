@@ -247,9 +247,7 @@ def _renamed(metric: Metric, name: str) -> Metric:
     return other
 
 
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, float]
-) -> Metric:
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, float]) -> Metric:
     """The family with a value for each tuple of labels."""
     for labels, value in values.items():
         family.add_metric(labels, value)

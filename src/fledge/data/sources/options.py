@@ -29,9 +29,7 @@ class SourceOptions(RecipePart):
         "", description="file, folder, glob or fsspec URL; for a dataset its hub name or folder"
     )
     name: str = Field("", description="name in records and reports; default: made from the path")
-    weight: float = Field(
-        1.0, gt=0.0, allow_inf_nan=False, description="share of the mix, relative to others"
-    )
+    weight: float = Field(1.0, gt=0.0, description="share of the mix, relative to others")
     shape: ShapeName = Field("auto", description="form of the turns in a row; auto looks at the first rows")
     field: str = Field(
         "",
