@@ -166,7 +166,7 @@ def no_json() -> ApiError:
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first error pydantic found, without the input."""
-    first = _most_telling(errors)
+    first = _closest(errors)
     place = _place(first)
     kind, name = first.get("type"), ".".join(place)
     if kind == "json_invalid":
@@ -183,7 +183,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return invalid(f"{name or 'the body'}: {message}", name or None)
 
 
-def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _closest(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The first error; for a field with several forms, that of the form the input comes closest to.
 
     That is an error other than a wrong type, which all other forms have too, and the most deeply nested one.
