@@ -10,7 +10,7 @@ import pytest
 
 import fledge.train.evaluation
 
-ROOMS = ("bench", "data", "data.privacy", "data.sources", "engine", "features", "target", "train")
+ROOMS = ("bench", "data", "data.privacy", "data.sources", "draft", "engine", "features", "target", "train")
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -71,12 +71,15 @@ def respond(
     """
     given = options
     options = fit_to_prompts(target, prompts_url, options, engine if isinstance(engine, Engine) else None)
-    if isinstance(engine, Engine):
-        check_context(engine.max_context, options)
-    elif isinstance(engine, AnswerActors) and options.server is None:
-        check_context(target.config.max_position_embeddings, options)
-    if privacy is not None and privacy.answers:
-        require_privacy_extra()
+    if isinstance(engine, AnswerActors):
+        if options.server is None:
+            check_context(target.config.max_position_embeddings, options)
+        if privacy is not None and privacy.answers:
+            require_privacy_extra()
+    else:
+        if isinstance(engine, Engine):
+            check_context(engine.max_context, options)
+        scan = scan or answer_scan(privacy)
     prompts = Manifest.load(prompts_url).records
     respond_fingerprint(target, prompts_url, given, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
@@ -91,7 +94,7 @@ def respond(
         shards = range(writer.shards, -(-prompts // options.shard_size))
         results = engine.answers(prompts_url, options, privacy, shards)
     else:
-        jobs = DialogueJobs(target, options, scan or answer_scan(privacy), target.config.vocab_size)
+        jobs = DialogueJobs(target, options, scan, target.config.vocab_size)
         unanswered = enumerate(read_prompts(prompts_url, skip=done), start=done)
         pending = (waiting.job(number, jobs.job(prompt)) for number, prompt in unanswered)
         results = (

@@ -22,11 +22,12 @@ from typing import IO, Any
 from fledge.base.errors import DataError, first_line
 from fledge.data.privacy import PrivacyFilter
 from fledge.draft import HeadMetadata
+from fledge.features.extract import check_finite
 from fledge.heads import Head
 from fledge.learn.options import LearnOptions
 from fledge.learn.private import without_private
 from fledge.learn.ring import Ring
-from fledge.learn.student import Student, check_finite, is_likely, surely_worse, with_argmax
+from fledge.learn.student import Student, is_likely, surely_worse, with_argmax
 from fledge.learn.versions import Card, Versions
 from fledge.learn.wire import frames, sample_of
 from fledge.target import Target

@@ -10,35 +10,12 @@ from pydantic import Field, field_validator
 from fledge.base.errors import EngineError, RecipeError
 from fledge.base.options import RecipePart
 from fledge.base.plugs import imported
+from fledge.draft.options import HeadOptions
 
 if TYPE_CHECKING:
-    from fledge.draft.config import ChosenSizes
     from fledge.train.loss import LossFunction
 
 _KL = "kl"
-
-
-class HeadOptions(RecipePart):
-    """Sizes of a new head's one layer. The hidden size is the target's."""
-
-    intermediate_size: int | None = Field(
-        None, ge=1, description="width of the MLP; null: the target's, six hidden sizes if it has experts"
-    )
-    num_heads: int | None = Field(
-        None,
-        ge=1,
-        description="query heads; null: the target's, hidden size / 128 if its keys are latent (DeepSeek)",
-    )
-    num_kv_heads: int | None = Field(
-        None, ge=1, description="heads of keys and values; null: the target's, 8 if they are latent"
-    )
-
-    @property
-    def sizes(self) -> ChosenSizes:
-        """The sizes to make a head with."""
-        from fledge.draft.config import ChosenSizes
-
-        return ChosenSizes(self.intermediate_size, self.num_heads, self.num_kv_heads)
 
 
 class TrainOptions(RecipePart):
