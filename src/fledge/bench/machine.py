@@ -18,7 +18,7 @@ from fledge.engine.memory import free_memory
 from fledge.native import cpu_flags, ops, unavailable_reason
 from fledge.native.build import default_threads
 
-# What determines the speed of matrix products here, in display order.
+# CPU features that determine the speed of matrix products, in display order.
 _KERNEL_FLAGS = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_bf16", "amx_int8"),

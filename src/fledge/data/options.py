@@ -122,7 +122,7 @@ class PromptOptions(RecipePart):
     @field_validator("languages")
     @classmethod
     def _languages_are_codes(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
-        # Whether there is such a language only py3langid knows, which takes seconds to load: see LanguageFilter.
+        # LanguageFilter checks that py3langid knows the language; loading it here would take seconds.
         wrong = [language for language in languages if not re.fullmatch("[a-z]{2,3}", language)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} isn't a language's code; use codes such as en, de, fr")

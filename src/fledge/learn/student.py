@@ -247,7 +247,7 @@ def new_head(
 def vocabulary_counts(target: Target, samples: Sequence[FeatureSample]) -> Tensor:
     """Count of each token, [V] int64; 0 for one of fewer than three conversations.
 
-    A head is a file, and its draft vocabulary would otherwise say which rare tokens a single client sent. What is left
+    A head is a file, and its draft vocabulary would otherwise say which rare tokens a single client sent. The rest
     is filled with the tokens of the lowest ids, in a BPE vocabulary the most frequent ones.
     """
     size = target.config.vocab_size

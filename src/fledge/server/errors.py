@@ -16,7 +16,7 @@ from fledge.engine import GrammarsFullError
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC = "/v1/messages"
 _ANTHROPIC_TYPES = {**_TYPES, 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
-# What pydantic calls the alternatives of a field with several forms, of which some are classes.
+# Pydantic's names for the alternatives of a field with several forms; some are class names.
 _ALTERNATIVE = re.compile(r"(constrained-)?(str|int|float|bool|dict|list\[.*\])|[A-Z][a-z]+[A-Z]\w*")
 # Descriptions of such fields: an error about one alternative alone would mislead.
 _FORMS = {

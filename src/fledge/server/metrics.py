@@ -31,7 +31,7 @@ _RECENT = 0.1  # weight of the newest answer in moving averages
 _RATE_S = 5.0  # window of tokens per second
 
 
-# What is observed of each answer: name, text, buckets, and the names of others ("vllm:" alone: vLLM calls it the same).
+# Histograms of answers: name, text, buckets, and the names of others ("vllm:" alone: vLLM calls it the same).
 _OF_ANSWERS = (
     ("time_to_first_token_seconds", "from arrival to the first token", _SECONDS, "vllm: sglang:"),
     ("inter_token_latency_seconds", "between tokens", _TOKEN_SECONDS, "vllm: sglang:"),

@@ -26,7 +26,7 @@ _OWN = ("function", "custom", "namespace")
 _CALL_ID = Annotated[str, Field(max_length=256)]
 # Calls that a client has carried out by itself, with the field that says what of.
 _LOCAL = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
-# Calls that another server has carried out. What came of them is in its answer.
+# Calls that another server has carried out. Their results are part of its answer.
 _ELSEWHERE = (
     "code_interpreter_call",
     "file_search_call",

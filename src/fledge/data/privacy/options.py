@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from fledge.base.options import RecipePart
 from fledge.data.privacy import entities
 
-# Raise when the rules change what is found, so that old outputs aren't mixed with new ones.
+# Raise when a change of rules changes findings, so that old outputs aren't mixed with new ones.
 RULES_VERSION = 15
 
 Policy = Literal["drop", "redact", "surrogate"]
