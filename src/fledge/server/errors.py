@@ -79,24 +79,23 @@ class ApiError(Exception):
         return Response(json.dumps(body), self.status, headers=self.headers, media_type="application/json")
 
 
+def _unavailable(message: str, code: str, seconds: int) -> ApiError:
+    """Nothing is wrong with the request; it may be sent again in so many seconds."""
+    return ApiError(503, message, code=code, headers={"Retry-After": str(seconds)})
+
+
 def overloaded(waiting: int, seconds: int) -> ApiError:
     """The queue is full."""
-    return ApiError(
-        503,
-        f"the server is overloaded: {waiting} answers are waiting; try again in {seconds} s",
-        code="overloaded",
-        headers={"Retry-After": str(seconds)},
-    )
+    message = f"the server is overloaded: {waiting} answers are waiting; try again in {seconds} s"
+    return _unavailable(message, "overloaded", seconds)
 
 
 def draining(seconds: int) -> ApiError:
     """The server is about to stop."""
-    return ApiError(
-        503,
-        "the server is shutting down; try again, another instance may answer",
-        code="shutting_down",
-        headers={"Retry-After": str(seconds), "Connection": "close"},
-    )
+    message = "the server is shutting down; try again, another instance may answer"
+    error = _unavailable(message, "shutting_down", seconds)
+    error.headers["Connection"] = "close"
+    return error
 
 
 def engine_failed() -> ApiError:
@@ -120,12 +119,8 @@ def too_complex() -> ApiError:
 
 def too_many_forms() -> ApiError:
     """Answers in progress have as many different grammars as memory allows."""
-    return ApiError(
-        503,
-        f"the answers in progress have too many different schemas and grammars; try again in {_FORMS_RETRY_S} s",
-        code="overloaded",
-        headers={"Retry-After": str(_FORMS_RETRY_S)},
-    )
+    message = f"the answers in progress have too many different schemas and grammars; try again in {_FORMS_RETRY_S} s"
+    return _unavailable(message, "overloaded", _FORMS_RETRY_S)
 
 
 def timed_out(seconds: float) -> ApiError:
