@@ -10,15 +10,25 @@ from fledge.base.options import RecipePart
 from fledge.engine.options import CudaGraphs, DraftWeightsOption, LookupTokens, Overlap
 
 
-def _listed(text: object) -> object:
-    """The parts of `1,2,4`; anything else as it is."""
-    return text.rstrip(",").split(",") if isinstance(text, str) else text
+def _numbers(kind: str) -> BeforeValidator:
+    """Reads the numbers of `1,2,4`; anything but a text is left as it is."""
+
+    def numbers(text: object) -> object:
+        if not isinstance(text, str):
+            return text
+        try:
+            given = [float(part) for part in text.rstrip(",").split(",")]
+        except ValueError:
+            raise ValueError(f"use {kind} with commas") from None
+        return [int(number) if number.is_integer() else number for number in given]
+
+    return BeforeValidator(numbers)
 
 
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
-Listed = BeforeValidator(_listed)
-Levels = Annotated[tuple[Count, ...], Field(min_length=1), Listed]
+Listed = _numbers("numbers")
+Levels = Annotated[tuple[Count, ...], Field(min_length=1), _numbers("whole numbers")]
 AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
