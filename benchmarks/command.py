@@ -10,6 +10,8 @@ import typer
 
 from fledge.base.errors import FledgeError
 
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+InFlight = Annotated[str, typer.Option(help="requests in flight")]
 HeadOption = Annotated[str, typer.Option(help="the head's folder, or released for the shipped one")]
 AnswerTokens = Annotated[int, typer.Option(help="new tokens per answer")]
 Repeats = Annotated[int, typer.Option(help="repeats of everything, interleaved")]

@@ -5,7 +5,7 @@
 <!-- /measured -->
 
 <!-- measured in full: results/demo.json -->
-(every workload and kind of prompt, requests at once, forwards, machine)
+(every workload and kind of prompt, requests at once, machine)
 <!-- /measured -->
 
 <!-- chart: docs/never-slower.svg -->
@@ -104,10 +104,6 @@ def full_tables(summary: Summary) -> str:
     if lines:
         columns = ["in flight", "engine", "ms per token", "tokens/s", "over plain", "interval"]
         blocks.append(markdown_table(columns, lines))
-    if summary.verify_cost:
-        costs = [[f"verify of {rows} rows", _number(ratio)] for rows, ratio in summary.verify_cost.items()]
-        costs += [["draft step", _number(summary.draft_step_cost)]] if summary.draft_step_cost else []
-        blocks.append(markdown_table([f"forward, context {summary.cost_context}", "plain steps"], costs))
     machine, bandwidth = summary.machine, summary.bandwidth
     blocks.append(
         f"{machine.cpu}, {machine.cores} cores ({', '.join(machine.flags)}), {machine.memory_gib:.0f} GiB"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from fledge.bench.costs import BatchMaker, median_ms
+from benchmarks.forwards import BatchMaker, median_ms
 from fledge.target import Target
 from fledge.target.cpu import NativeDecoder
 
@@ -29,7 +29,7 @@ def main(context: int) -> None:
     decoder.forward(maker.prompt(), kv, logits="none")
     print(f"{'rows':>4}  {'greedy: logits':>14}  {'none':>6}  {'drawn: logits':>13}  {'none':>6}")
     for rows in ROWS:
-        times = median_ms(_calls(decoder, maker, kv, rows), REPEATS, decoder.device, before={})
+        times = median_ms(_calls(decoder, maker, kv, rows), REPEATS, decoder.device)
         a, b, c, d = times.values()
         print(f"{rows:>4}  {a:>14.2f}  {b:>6.2f}  {c:>13.2f}  {d:>6.2f}", flush=True)
 

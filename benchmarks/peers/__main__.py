@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from benchmarks.command import Repeats, run
+from benchmarks.command import InFlight, Repeats, run
 from benchmarks.peers import PeerOptions, run_peers
 from benchmarks.peers.table import peers_notes, peers_table, write_peers
 from fledge.base.console import StageProgress, print_table, say
 from fledge.base.errors import DataError
 from fledge.base.storage import join, refuse_unwritable
-from fledge.bench.options import refused_by_name
-from fledge.commands.bench import InFlight, numbers
 from fledge.released import head_url
 from fledge.target import Target
 
@@ -48,23 +45,22 @@ def main(
 ) -> None:
     """Measure fledge beside transformers, llama.cpp, OpenVINO, vLLM, SGLang."""
     refuse_unwritable(join(run_dir, "peers.md"))
-    with refused_by_name():
-        options = PeerOptions(
-            target=target,
-            head=None if head == "none" else head,
-            peers=tuple(peer or ()),
-            modes=tuple(mode or ()),
-            programs=dict(_pair(one, "--program") for one in program or ()),
-            models=dict(_pair(one, "--model") for one in model or ()),
-            drafts=dict(_pair(one, "--draft") for one in draft or ()),
-            workload=workload,
-            prompts=prompts,
-            max_tokens=max_tokens,
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            repeats=repeats,
-        )
+    options = PeerOptions(
+        target=target,
+        head=None if head == "none" else head,
+        peers=tuple(peer or ()),
+        modes=tuple(mode or ()),
+        programs=dict(_pair(one, "--program") for one in program or ()),
+        models=dict(_pair(one, "--model") for one in model or ()),
+        drafts=dict(_pair(one, "--draft") for one in draft or ()),
+        workload=workload,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        concurrency=concurrency,
+        repeats=repeats,
+    )
     loaded = Target.load(target)
-    options = replace(options, target=loaded.name, head=options.head and head_url(loaded, options.head))
+    options = options.changed(target=loaded.name, head=options.head and head_url(loaded, options.head))
     with StageProgress("peers") as progress:
         results = run_peers(loaded, options, progress.update)
     write_peers(run_dir, results)

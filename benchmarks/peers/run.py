@@ -15,19 +15,19 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import eq
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple
 
 import psutil
-from pydantic.dataclasses import dataclass as checked
 
 from benchmarks.expanded import expanded
 from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.waker import each
 from fledge.base.child import stopping_on_sigterm
-from fledge.base.errors import DataError, ServerError
+from fledge.base.errors import DataError, FledgeError, ServerError
+from fledge.base.options import Options
 from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.statistics import interleaved
 from fledge.bench.workloads import find_workload, warn_of_lengths
@@ -38,24 +38,25 @@ _MARGIN = 8
 _HERE = Path(__file__).parent
 
 
-@checked(frozen=True)
-class PeerOptions:
+class PeerOptions(Options):
     """Options of a comparison."""
+
+    error: ClassVar[type[FledgeError]] = DataError
 
     target: str
     head: str | None  # folder of the draft head
     peers: tuple[str, ...] = ()  # only these; empty: all
     modes: tuple[str, ...] = ()  # only these; empty: all
-    programs: Mapping[str, str] = field(default_factory=dict)  # peer -> its Python, or its server's program
-    models: Mapping[str, str] = field(default_factory=dict)  # peer -> the weights in its own format
-    drafts: Mapping[str, str] = field(default_factory=dict)  # peer -> the head in its own format
+    programs: Mapping[str, str] = {}  # peer -> its Python, or its server's program
+    models: Mapping[str, str] = {}  # peer -> the weights in its own format
+    drafts: Mapping[str, str] = {}  # peer -> the head in its own format
     workload: str = "mixed"
     prompts: Count = 8
     max_tokens: AnswerTokens = 64
     concurrency: Levels = (1, 8)
     repeats: Count = 3
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, context: object) -> None:
         """Raise a DataError for peers or modes that don't exist."""
         names, modes = [peer.name for peer in PEERS], {mode for peer in PEERS for mode in peer.modes}
         named = {*self.peers, *self.programs, *self.models, *self.drafts}

@@ -54,7 +54,7 @@ def write_peers(folder: str, peers: PeersFound) -> None:
     """Write `peers.jsonl` and `peers.md`, with options, machine and versions."""
     write_rows(join(folder, "peers.jsonl"), map(asdict, peers.rows))
     machine = machine_facts()
-    setting = {"options": asdict(peers.options), "machine": machine.model_dump(), "versions": versions()}
+    setting = {"options": peers.options.model_dump(), "machine": machine.model_dump(), "versions": versions()}
     write_json(join(folder, "peers.json"), setting)
     notes = "".join(f"- {line}\n" for line in peers_notes(peers))
     cores, length = plural(machine.cores, "core"), peers.options.max_tokens

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.command import AnswerTokens, HeadOption, Output, Repeats, run
+from benchmarks.command import AnswerTokens, DeviceOption, HeadOption, InFlight, Output, Repeats, run
 from benchmarks.ratios.parts import Bench, RatioOptions, measure_ratios, wanted_parts
 from fledge.base.console import print_table, say
 from fledge.base.storage import refuse_unwritable
-from fledge.bench.options import refused_by_name
 from fledge.bench.statistics import range_note
-from fledge.commands.bench import DeviceOption, InFlight, TargetOption, numbers
+from fledge.commands.bench import TargetOption
 from fledge.released import load_head
 from fledge.target import Target
 
@@ -42,13 +41,7 @@ def main(
 ) -> None:
     """Measure what speculation costs and brings: load, first token, ..."""
     refuse_unwritable(output)
-    with refused_by_name():
-        options = RatioOptions(
-            concurrency=numbers(concurrency, int, "--concurrency"),
-            prompts=prompts,
-            max_tokens=max_tokens,
-            repeats=repeats,
-        )
+    options = RatioOptions(concurrency=concurrency, prompts=prompts, max_tokens=max_tokens, repeats=repeats)
     names = [part.strip() for part in only.split(",")] if only else []
     parts = wanted_parts(names, gpu=device.startswith("cuda"))
     loaded = Target.load(target, device=device)

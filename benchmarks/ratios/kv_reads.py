@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.forwards import median_ms
 from benchmarks.ratios.line import Ratio, single
 from fledge.attention import paged_attention
-from fledge.bench.costs import median_ms
 from fledge.engine.rounds.graphs import Recorder
 from fledge.target import ForwardBatch, Target
 
@@ -54,7 +54,7 @@ def kv_reads(target: Target, recorder: Recorder, contexts: Sequence[int], repeat
                 "attention": recorder.record(attention_pass.run).replay,
                 "copy": partial(copy.copy_, source),
             }
-            ms = median_ms(calls, repeats, device, before={})
+            ms = median_ms(calls, repeats, device)
             speeds = {name: attention_pass.read_bytes / (1e6 * spent) for name, spent in ms.items()}
             what = f"attention's reads over a copy's, {requests} at once, {rows} rows each, context {context}"
             yield single(what, speeds["copy"], speeds["attention"], "GB/s")

@@ -27,14 +27,14 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import chain, cycle, islice
 from statistics import median
+from typing import ClassVar
 
-from pydantic.dataclasses import dataclass
-
+from benchmarks.forwards import measure_costs
 from benchmarks.ratios.kv_reads import kv_reads
 from benchmarks.ratios.line import Ratio, Ratios, paired, single
-from fledge.base.errors import DataError
+from fledge.base.errors import DataError, FledgeError
+from fledge.base.options import Options
 from fledge.bench.concurrency import ClosedLoop, Load, longest_answer, run_side_by_side, sweep
-from fledge.bench.costs import measure_costs
 from fledge.bench.machine import machine_facts, versions
 from fledge.bench.options import AnswerTokens, Count, Levels
 from fledge.bench.results import PLAIN, RANDOM, LevelRow
@@ -67,9 +67,10 @@ _ROOM = 16  # spare tokens beyond prompt and answer
 _PER_SLOT, _FEWEST = 4, 5  # requests of a level
 
 
-@dataclass(frozen=True)
-class RatioOptions:
+class RatioOptions(Options):
     """Options of the measurement."""
+
+    error: ClassVar[type[FledgeError]] = DataError
 
     concurrency: Levels = (1, 2, 4, 8, 16, 32)
     repeats: Count = 6
@@ -174,10 +175,9 @@ class Bench:
             )  # fmt: skip
             for rows in costs.verify:
                 what = f"verify of {rows} rows over a plain step, context {context}"
-                yield single(what, costs.plain_step_ms, costs.verify_ms[rows], "ms")
-            if costs.draft_step_ms is not None:
-                what = f"draft step over a plain step, context {context}"
-                yield single(what, costs.plain_step_ms, costs.draft_step_ms, "ms")
+                yield single(what, costs.plain_step, costs.verify[rows], "ms")
+            what = f"draft step over a plain step, context {context}"
+            yield single(what, costs.plain_step, costs.draft_step, "ms")
 
     def neighbour(self) -> Iterator[Ratio]:
         """Time per token next to a busy process over that on the quiet machine."""

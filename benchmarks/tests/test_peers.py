@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from benchmarks.peers.catalogue import PEERS, Peer, installed
 from benchmarks.peers.run import PeerRow, choose_peers, start_worker
 from benchmarks.peers.table import peers_notes, peers_table, read_peers, write_peers
 from fledge.base.errors import DataError, ServerError
-from fledge.bench.options import refused_by_name
 from fledge.draft import DraftVocabulary
 from fledge.heads import Head
 from fledge.target import Target
@@ -52,7 +50,7 @@ def test_engines_that_are_missing_say_how_to_install_them() -> None:
         choose_peers(PeerOptions(target="t", head=None, peers=("tgi",)))
     with pytest.raises(DataError, match="no mode is called 'medusa'"):
         choose_peers(PeerOptions(target="t", head=None, modes=("medusa",)))
-    with pytest.raises(DataError, match="concurrency = "), refused_by_name():
+    with pytest.raises(DataError, match=r"concurrency is \(\)"):
         PeerOptions(target="t", head=None, concurrency=())
 
 
@@ -64,17 +62,17 @@ def test_an_engine_with_forms_of_its_own_needs_weights_and_head_in_them(tmp_path
     chosen, missing = choose_peers(options)
     assert chosen == []
     assert "--model llama.cpp=PATH" in missing[0]
-    chosen, missing = choose_peers(replace(options, models={"llama.cpp": "m.gguf"}))
+    chosen, missing = choose_peers(options.changed(models={"llama.cpp": "m.gguf"}))
     assert [one.mode for one in chosen] == ["plain"]
     assert "--draft llama.cpp=PATH" in missing[0]
-    forms = replace(options, models={"llama.cpp": "m.gguf"}, drafts={"llama.cpp": "h.gguf"})
+    forms = options.changed(models={"llama.cpp": "m.gguf"}, drafts={"llama.cpp": "h.gguf"})
     chosen, missing = choose_peers(forms)
     assert [(one.mode, one.program) for one in chosen] == [
         (mode, str(program)) for mode in ("plain", "eagle3")
     ]
     assert missing == []
-    assert [one.mode for one in choose_peers(replace(forms, modes=("ngram",)))[0]] == ["ngram"]
-    assert [one.mode for one in choose_peers(replace(forms, head=None, drafts={}))[0]] == ["plain", "ngram"]
+    assert [one.mode for one in choose_peers(forms.changed(modes=("ngram",)))[0]] == ["ngram"]
+    assert [one.mode for one in choose_peers(forms.changed(head=None, drafts={}))[0]] == ["plain", "ngram"]
 
 
 def test_every_peer_has_its_worker() -> None:

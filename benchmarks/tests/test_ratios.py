@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from benchmarks.ratios.parts import PARTS, Bench, RatioOptions, measure_ratios, 
 from fledge.attention import reference_attention
 from fledge.base.errors import DataError
 from fledge.bench.machine import machine_facts
-from fledge.bench.options import refused_by_name
 from fledge.bench.statistics import Interval
 from fledge.engine.rounds import graphs
 from fledge.heads import Head
@@ -79,7 +77,7 @@ def test_graphs_are_compared_on_gpus_only(
     assert wanted_parts([], gpu=True) == [*wanted_parts([], gpu=False), "overlap", "graphs", "attention"]
     act_like_a_gpu(monkeypatch)
     monkeypatch.setattr(graphs, "_MOST", 8)
-    lines = list(Bench(target, head, replace(TINY, repeats=1)).graphs())
+    lines = list(Bench(target, head, TINY.changed(repeats=1)).graphs())
     assert [line.what for line in lines] == [
         f"throughput, {level} at once, {name}: CUDA graphs on over off"
         for name in ("plain", "head")
@@ -127,7 +125,7 @@ def test_levels_compare_the_heads_with_plain_decode_and_say_what_a_chart_needs(
 
 
 def test_the_busy_neighbour_is_gone_afterwards(target: Target, head: Head) -> None:
-    list(Bench(target, head, replace(TINY, prompts=2)).neighbour())
+    list(Bench(target, head, TINY.changed(prompts=2)).neighbour())
     assert not [child for child in psutil.Process().children() if "while True" in " ".join(child.cmdline())]
 
 
@@ -140,14 +138,14 @@ def test_an_unknown_part_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"repeats": 0}, "repeats = 0"),
-        ({"concurrency": (1, 0)}, r"concurrency\.1 = 0"),
-        ({"concurrency": ()}, "concurrency = "),
-        ({"max_tokens": 1}, "max_tokens = 1 is refused: Input should be greater than or equal to 2"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"concurrency": (1, 0)}, r"concurrency\.1 is 0"),
+        ({"concurrency": ()}, r"concurrency is \(\)"),
+        ({"max_tokens": 1}, "max_tokens is 1; use 2 or more"),
     ],
 )
 def test_options_that_measure_nothing_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message), refused_by_name():
+    with pytest.raises(DataError, match=message):
         RatioOptions(**options)
 
 
@@ -168,7 +166,7 @@ def test_what_is_to_be_measured_is_checked_before_the_target_is_sought(
 ) -> None:
     error = instrument(main).error
     arguments = ("--target", "/no/such/target", "--output", tmp_path / "found.json")
-    assert "repeats = 0 is refused" in error(*arguments, "--repeats", "0")
+    assert "repeats is 0; use 1 or more" in error(*arguments, "--repeats", "0")
     assert "there is no part 'tfft'" in error(*arguments, "--only", "levels,tfft")
     assert "graphs is measured on a GPU" in error(*arguments, "--only", "graphs")
     (tmp_path / "file").write_text("")

@@ -15,7 +15,6 @@ from fledge.bench.report import DataFacts, ReportFacts, TrainingFacts
 from fledge.bench.results import (
     AnswerRow,
     BenchResult,
-    Costs,
     LevelRow,
     Piece,
     PlainDecode,
@@ -73,19 +72,6 @@ def bench_result(heads: tuple[str, ...] = ("trained", "released"), *, levels: bo
         heads=list(heads),
         answers=_answers(heads, rng),
         levels=_levels(heads) if levels else [],
-        costs=Costs(
-            context=256,
-            repeats=15,
-            plain_step_ms=11.2,
-            verify={2: 1.01, 4: 1.05, 8: 1.13, 16: 1.27, 32: 1.71, 64: 2.6},
-            verify_ms={2: 11.3, 4: 11.8, 8: 12.7, 16: 14.2, 32: 19.2, 64: 29.1},
-            draft_step=0.08,
-            draft_step_ms=0.9,
-            draft_rows=4,
-            extend=0.11,
-            extend_ms=1.2,
-            extend_rows=4,
-        ),
         samples=[
             _sample(head, question, rng) for question in ("Why is the sky blue?",) * 3 for head in heads
         ],

@@ -11,11 +11,10 @@ import torch
 from fledge.base.errors import DataError, EngineError
 from fledge.bench import BenchOptions, run_bench, summarise
 from fledge.bench.answers import answer_row, measure_answers, reason_to_reject, token_pieces
-from fledge.bench.costs import weight_bytes
 from fledge.bench.identity import Identity
 from fledge.bench.machine import available_cores, machine_facts, measure_bandwidth
 from fledge.bench.results import BenchResult
-from fledge.bench.run import estimate_seconds
+from fledge.bench.run import estimate_seconds, weight_bytes
 from fledge.bench.workloads import Prompt, Workload, own_workload
 from fledge.engine import Completion, Engine, SamplingParams, TreeShape
 from fledge.heads import Head
@@ -31,9 +30,6 @@ QUICK = BenchOptions(
     sweep_tokens=6,
     sweep_requests=3,
     sweep_repeats=1,
-    verify_rows=(2, 8),
-    cost_context=32,
-    cost_repeats=2,
     bandwidth=False,
 )
 PROMPT = Prompt("p-1", "chat", ("Why is the sky blue?",))
@@ -87,9 +83,6 @@ def test_a_whole_bench_finds_equal_output_and_all_parts(result: BenchResult) -> 
     ]
     assert result.heads == ["trained", "released"]  # the random one answers nothing but the sweep
     assert all(row.requests == 4 or row.concurrency == 1 for row in result.levels)
-    assert result.costs is not None
-    assert set(result.costs.verify) == {2, 8}
-    assert result.costs.draft_step is not None
     assert result.plain is not None
     assert result.plain.limit_ms_per_token is None
     assert {sample.head for sample in result.samples} == {"trained", "released"}
@@ -181,7 +174,7 @@ def test_a_temperature_holds_for_answers_and_sweep(
         return submit(self, prompt, params, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Engine, "submit", recording)
-    changes = {"temperature": 0.8, "warmup": 0, "cost_repeats": 0, "concurrency": (2,), "random_head": False}
+    changes = {"temperature": 0.8, "warmup": 0, "concurrency": (2,), "random_head": False}
     found = run_bench(target, {"trained": head}, QUICK.model_copy(update=changes))
     assert {row.outcome for row in found.answers} == {"identical"}
     sweep = asked[-2 * 4 :]  # two engines, two requests per slot

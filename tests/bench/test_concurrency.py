@@ -47,7 +47,7 @@ def test_the_sweep_and_the_ratios_ask_every_engine_for_the_same_answers_of_diffe
     target: Target, head: Head, asked: dict[Engine, list[int]]
 ) -> None:
     options = BenchOptions(
-        own_prompts=3, max_tokens=2, repeats=1, warmup=0, samples=0, cost_repeats=0, bandwidth=False,
+        own_prompts=3, max_tokens=2, repeats=1, warmup=0, samples=0, bandwidth=False,
         concurrency=(3,), sweep_tokens=8, sweep_requests=2, sweep_repeats=1,
     )  # fmt: skip
     run_bench(target, {"trained": head}, options)

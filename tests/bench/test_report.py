@@ -77,7 +77,7 @@ def test_report_holds_the_figures(page: str) -> None:
         figures = workload_summary(result.rows(head, "mixed"))
         assert times(figures.speedup) in page
         assert number(figures.tau, 2) in page
-    assert page.count('class="chart"') == 7  # throughput over plain, TPOT, TTFT, depth, loss, tau, verify
+    assert page.count('class="chart"') == 6  # throughput over plain, TPOT, TTFT, depth, loss, tau
     for text in ("412,350", "98.1%", "near-duplicate", "gsm8k", "Example Processor 9000", "fledge run demo"):
         assert text in page
     assert "exceeds tau" in page
@@ -114,7 +114,7 @@ def test_text_from_models_and_files_is_escaped() -> None:
 def test_missing_parts_are_left_out() -> None:
     whole = bench_result(("trained",))
     bare = whole.model_copy(
-        update={"levels": [], "samples": [], "costs": None, "plain": None, "bandwidth": None, "answers": []}
+        update={"levels": [], "samples": [], "plain": None, "bandwidth": None, "answers": []}
     )
     for bench in (None, bare, bench_result(("trained",), levels=False)):
         page = render_report(ReportFacts(target="some/target", bench=bench))

@@ -10,7 +10,7 @@ import pytest
 from fledge.base.errors import DataError
 from fledge.data import PromptOptions, RespondOptions, make_prompts, ray_respond, respond
 from fledge.data.ray_map import RayOptions
-from fledge.data.ray_respond import respond_on_ray
+from fledge.data.ray_respond import AnswerActors
 from fledge.engine import Engine
 from fledge.target import Target, TargetOptions
 from tests.data.conftest import files_of, made_by_no_backend
@@ -43,7 +43,7 @@ def test_two_actors_give_the_same_records_as_a_local_run(
         here = [str(tmp_path / "local" / name) for name in ("prompts", "conversations")]
         there = [str(tmp_path / "ray" / name) for name in ("prompts", "conversations")]
         respond(target, engine, here[0], answers, here[1])
-        summary = respond_on_ray(target, spec, there[0], answers, there[1], cluster)
+        summary = respond(target, AnswerActors(spec, cluster), there[0], answers, there[1])
         assert summary.statistics.conversations == 20
         assert files_of(tmp_path / "ray") == made_by_no_backend(tmp_path / "local")
     finally:
@@ -60,7 +60,7 @@ def test_answers_too_long_for_the_target_are_refused_before_any_actor_starts(
     sources = ({"path": path, "licence": "own"},)
     make_prompts(target, None, PromptOptions(count=4, sources=sources), places[0])
     with pytest.raises(DataError, match=r"answers may need \d+ tokens of context, but the engine has 2048"):
-        respond_on_ray(target, spec, *places, RayOptions("local"))
+        respond(target, AnswerActors(spec, RayOptions("local")), *places)
     assert not ray.is_initialized()
     assert not (tmp_path / "conversations").exists()
 
@@ -83,7 +83,7 @@ def test_a_node_lost_midway_changes_no_answer(
     spec = TargetOptions(model=str(talking_folder), dtype="float32", backend="torch")
     with two_nodes() as nodes:
         loss = Loss(nodes, there)
-        respond_on_ray(target, spec, prompts, answers, str(there), nodes.options, loss)
+        respond(target, AnswerActors(spec, nodes.options), prompts, answers, str(there), loss)
         loss.check()
     assert files_of(there) == made_by_no_backend(here)
 

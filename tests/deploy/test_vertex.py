@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,13 +23,13 @@ from fledge.base.errors import EngineError  # noqa: E402
 from fledge.deploy.vertex import (  # noqa: E402
     SHARED_BY,
     VertexClients,
-    VertexOptions,
     as_dict,
     deploy_vertex,
     parse_environment,
     send,
     vertex_requests,
 )
+from fledge.deploy.vertex_options import VertexOptions  # noqa: E402
 
 OPTIONS = VertexOptions(
     project="p",
@@ -113,16 +112,16 @@ def test_the_calls_reach_the_network_in_order_with_each_others_results(vertex: V
 
 
 def test_our_own_engine_is_told_to_use_the_accelerator_it_was_given() -> None:
-    own = replace(OPTIONS, engine="fledge")
+    own = OPTIONS.changed(engine="fledge")
     args = list(vertex_requests(own).upload.model.container_spec.args)
     assert args[4:6] == ["--device", "cuda"]
-    bare = vertex_requests(replace(own, accelerator=None)).upload.model.container_spec.args
+    bare = vertex_requests(own.changed(accelerator=None)).upload.model.container_spec.args
     assert "--device" not in bare
 
 
 @pytest.mark.parametrize("engine", sorted(SHARED_BY))
 def test_an_engine_is_told_of_all_accelerators_it_was_given(engine: str) -> None:
-    requests = vertex_requests(replace(OPTIONS, engine=engine, accelerator_count=8))
+    requests = vertex_requests(OPTIONS.changed(engine=engine, accelerator_count=8))
     assert f"--argument={SHARED_BY[engine]}=8" in requests.upload.model.container_spec.args
 
 
@@ -131,7 +130,7 @@ def test_the_server_gets_the_environment_and_nobody_sees_its_values(
 ) -> None:
     environment = parse_environment(["HF_TOKEN", "MODE=a=b", "EMPTY="], {"HF_TOKEN": "hf_secret"})
     assert environment == {"HF_TOKEN": "hf_secret", "MODE": "a=b", "EMPTY": ""}
-    options = replace(OPTIONS, environment=environment)
+    options = OPTIONS.changed(environment=environment)
     sent = {v.name: v.value for v in vertex_requests(options).upload.model.container_spec.env}
     assert sent == environment
     deploy_vertex(options)
@@ -168,16 +167,16 @@ def test_a_dry_run_prints_requests_the_library_accepts(capsys: pytest.CaptureFix
     ("change", "message"),
     [
         ({"accelerator": "NVIDIA_ABACUS"}, "has no accelerator"),
-        ({"engine": "tgi"}, "use one of sglang, vllm, fledge"),
-        ({"min_replicas": 4}, "max >= min"),
-        ({"image": ""}, "image is empty"),
-        ({"accelerator_count": 0}, "use at least 1"),
+        ({"engine": "tgi"}, "use 'sglang', 'vllm' or 'fledge'"),
+        ({"min_replicas": 4}, "raise max_replicas"),
+        ({"image": ""}, "image is ''; String should have at least 1 character"),
+        ({"accelerator_count": 0}, "use 1 or more"),
         ({"engine": "fledge", "accelerator_count": 2}, "one accelerator per replica"),
     ],
 )
 def test_what_vertex_would_refuse_is_refused_before(change: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        vertex_requests(replace(OPTIONS, **change))
+        vertex_requests(OPTIONS.changed(**change))
 
 
 def test_a_missing_library_is_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from fledge.base.errors import HeadError, RecipeError
 from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.draft import DraftVocabulary, HeadConfig
-from fledge.draft.config import ChosenSizes
+from fledge.draft.options import HeadOptions
 from fledge.draft.weights import weight_shapes
 from fledge.target.config import DecoderConfig
 from fledge.train import TrainOptions
@@ -78,14 +78,14 @@ def test_the_recipe_chooses_other_sizes(tiny_target_folder: Path) -> None:
     options = TrainOptions(head={"intermediate_size": 160, "num_heads": 6, "num_kv_heads": 3})
     refuse_untrainable(target, options)
     vocabulary = DraftVocabulary.from_counts(SCORES, 64)
-    c = random_head(target, vocabulary, sizes=options.head.sizes).config
+    c = random_head(target, vocabulary, sizes=options.head).config
     assert (c.intermediate_size, c.num_heads, c.num_kv_heads) == (160, 6, 3)
 
 
 def test_sizes_that_cannot_be_honoured_are_refused(tiny_target_folder: Path) -> None:
     target = load_tiny_target(tiny_target_folder)
     with pytest.raises(HeadError, match="can't share 4 heads of keys"):
-        ChosenSizes(num_heads=6, num_kv_heads=4).complete(target.config)
+        HeadOptions(num_heads=6, num_kv_heads=4).complete(target.config)
     with pytest.raises(HeadError, match="num_kv_heads"):
         refuse_untrainable(target, TrainOptions(head={"num_heads": 3}))
     with pytest.raises(RecipeError, match="init=target copies"):

@@ -53,10 +53,10 @@ def test_a_message_never_waits_for_room() -> None:
     with stopped() as (intake, reading):
         for _ in range(1000):
             intake.put(tape(), list(range(40)))
-        telling = threading.Thread(target=intake.tell, args=({"kind": "back"},), daemon=True)
-        telling.start()
-        telling.join(30)
-        assert not telling.is_alive()
+        sending = threading.Thread(target=intake.send, args=({"kind": "back"},), daemon=True)
+        sending.start()
+        sending.join(30)
+        assert not sending.is_alive()
         with os.fdopen(os.dup(reading), "rb") as pipe:
             kinds = []
             for frame in frames(pipe):

@@ -50,7 +50,7 @@ def options(folder: Path, **more: object) -> LearnOptions:
 
 def told(folder: Path, target: Target, **more: object) -> dict[str, object]:
     """The first message to a learning process."""
-    return Learning(target, options(folder, **more))._told()
+    return Learning(target, options(folder, **more))._start_message()
 
 
 @contextmanager

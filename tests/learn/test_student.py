@@ -15,11 +15,11 @@ from fledge.base.errors import DataError
 from fledge.data import Conversation
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureExtractor, FeatureSample
+from fledge.features.extract import check_finite
 from fledge.learn.options import LearnOptions
 from fledge.learn.ring import Ring
 from fledge.learn.student import (
     Student,
-    check_finite,
     is_likely,
     surely_worse,
     vocabulary_counts,

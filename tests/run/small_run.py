@@ -54,9 +54,6 @@ def write_small_recipe(path: Path, target: Path) -> Path:
             "sweep_tokens": 4,
             "sweep_requests": 2,
             "sweep_repeats": 1,
-            "verify_rows": [2],
-            "cost_context": 32,
-            "cost_repeats": 1,
             "bandwidth": False,
         },
     }

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fledge.server.harmony import ChannelReader
 from fledge.server.message import Call
 from fledge.server.reader import Reader
 
 
-def added_up(
-    reader: Reader | ChannelReader, pieces: Sequence[str]
-) -> tuple[str, str, list[tuple[str | None, str]]]:
+def added_up(reader: Reader, pieces: Sequence[str]) -> tuple[str, str, list[tuple[str | None, str]]]:
     """Reasoning, content and calls, as a client adds them up."""
     reasoning, content, calls = "", "", dict[int, Call]()
     for number, piece in enumerate(pieces, 1):

@@ -63,7 +63,7 @@ def test_what_cannot_change_an_answer_doesn_t(live: Running, hint: dict[str, Any
 def test_a_dropped_field_is_logged_once(
     live: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strict, "_told", set())
+    monkeypatch.setattr(strict, "_logged", set())
     with caplog.at_level("INFO", logger="fledge.server"):
         for _ in range(3):
             message(live, metadata={"secret": "x"}, messages=[{**HI["messages"][0], "4111 1111": 1}])

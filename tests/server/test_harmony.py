@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fledge.engine import Engine
-from fledge.server.harmony import ChannelReader
+from fledge.server.harmony import ChannelParser
 from fledge.server.options import ServerOptions
+from fledge.server.reader import Reader
 from tests.server.conftest import MODEL, Running, running
 from tests.server.pieces import added_up
 from tests.server.taught import teach
@@ -66,6 +67,10 @@ TEXTS = [
 ]  # fmt: skip
 
 
+def new_reader() -> Reader:
+    return Reader(None, ChannelParser({"look": {}}))
+
+
 @given(st.sampled_from(TEXTS), st.lists(st.integers(0, 200), max_size=8))
 def test_channels_are_told_apart_wherever_the_text_is_cut(
     case: tuple[str, str, str, list[tuple[str, str]]], cuts: list[int]
@@ -73,13 +78,13 @@ def test_channels_are_told_apart_wherever_the_text_is_cut(
     text, *expected = case
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for pieces in ([text], [*text, ""], [text[begin:end] for begin, end in pairwise(places)]):
-        assert list(added_up(ChannelReader({"look"}), pieces)) == expected
+        assert list(added_up(new_reader(), pieces)) == expected
 
 
 def test_a_whole_answer_has_no_call_without_json() -> None:
-    parts = ChannelReader({"look"}).read(CALLS.replace("1", "True"), ended=True)
+    parts = new_reader().read(CALLS.replace("1", "True"), ended=True)
     assert (parts.calls, parts.content) == ({}, '{"a": True}')
-    assert ChannelReader({"look"}).read(CALLS[:-1], ended=False).calls[0].arguments == '{"a": 1'
+    assert new_reader().read(CALLS[:-1], ended=False).calls[0].arguments == '{"a": 1'
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,15 +21,20 @@ def read_ahead(items: Iterable[T], read: Callable[[T], U], ahead: int, threads: 
     if ahead < 1:
         yield from map(read, items)
         return
-    waiting: deque[Future[U]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="fledge-feed") as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(read, item))
-                if len(waiting) > ahead:
-                    yield waiting.popleft().result()
-            while waiting:
+        yield from in_order(pool, read, items, ahead)
+
+
+def in_order(pool: Executor, work: Callable[[T], U], items: Iterable[T], ahead: int) -> Iterator[U]:
+    """`work` of every item in order, with up to `ahead` results in advance."""
+    waiting: deque[Future[U]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > ahead:
                 yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

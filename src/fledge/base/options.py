@@ -46,10 +46,16 @@ class Flag:
     hidden: bool = False  # not an option there
 
 
-class Options(BaseModel):
-    """Base of the models: frozen, without unknown names. An invalid value raises the model's `error`."""
+class RecipePart(BaseModel):
+    """Base of the models that make up a recipe: frozen, without unknown names, and no number is infinite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Options(RecipePart):
+    """Base of the models that keywords are made of. An invalid value raises the model's `error`."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=True)
 
     error: ClassVar[type[FledgeError]] = FledgeError
 

@@ -18,8 +18,8 @@ from fledge.engine.memory import free_memory
 from fledge.native import cpu_flags, ops, unavailable_reason
 from fledge.native.build import default_threads
 
-# What determines the speed of matrix products here, in display order.
-_TELLING_FLAGS = (
+# CPU features that determine the speed of matrix products, in display order.
+_KERNEL_FLAGS = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_bf16", "amx_int8"),
 )
@@ -63,7 +63,7 @@ def machine_facts(device: torch.device | None = None) -> Machine:
         cores=available_cores(),
         threads=torch.get_num_threads(),
         memory_gib=round(system_memory("MemTotal") / 2**30, 1),
-        flags=[flag for flag in _TELLING_FLAGS if flag in cpu_flags()],
+        flags=[flag for flag in _KERNEL_FLAGS if flag in cpu_flags()],
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
         accelerator=torch.cuda.get_device_name(device) if has_accelerator else None,
     )

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
-from fledge.base.errors import DataError
+from fledge.base.options import RecipePart
 from fledge.engine.options import CudaGraphs, DraftWeightsOption, LookupTokens, Overlap
-from fledge.native.abi import MOST_NODES
+
+
+def _numbers(kind: str) -> BeforeValidator:
+    """Reads the numbers of `1,2,4`; anything but a text is left as it is."""
+
+    def numbers(text: object) -> object:
+        if not isinstance(text, str):
+            return text
+        try:
+            given = [float(part) for part in text.rstrip(",").split(",")]
+        except ValueError:
+            raise ValueError(f"use {kind} with commas") from None
+        return [int(number) if number.is_integer() else number for number in given]
+
+    return BeforeValidator(numbers)
+
 
 Count = Annotated[int, Field(ge=1)]
 CountOrNone = Annotated[int, Field(ge=0)]
-Levels = Annotated[tuple[Count, ...], Field(min_length=1)]
+Listed = _numbers("numbers")
+Levels = Annotated[tuple[Count, ...], Field(min_length=1), _numbers("whole numbers")]
 AnswerTokens = Annotated[int, Field(ge=2)]  # a single token has no time per output token
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rows = Annotated[int, Field(ge=1, le=MOST_NODES)]  # per request
 
 
-class BenchOptions(BaseModel):
+class BenchOptions(RecipePart):
     """The benchmark's part of a recipe. The defaults are the full benchmark; a demo measures less."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     own_prompts: int | None = Field(
         default=None, ge=0, description="prompts of the own mixed set; null: all 80, 0: none"
@@ -71,12 +82,6 @@ class BenchOptions(BaseModel):
     sweep_repeats: Count = Field(
         default=3, description="of each level, all engines side by side, after one that isn't counted"
     )
-    verify_rows: tuple[Rows, ...] = Field(
-        default=(2, 4, 8, 16, 32, 64), description="verify sizes timed against one row"
-    )
-    draft_rows: Rows = Field(default=4, description="nodes of the draft step that is timed")
-    cost_context: Count = Field(default=256, description="tokens in the KV cache while timing them")
-    cost_repeats: CountOrNone = Field(default=15, description="interleaved repeats; 0: not timed")
     bandwidth: bool = Field(
         default=True, description="measure raw read bandwidth, for the limit of plain decode"
     )
@@ -87,16 +92,3 @@ class BenchOptions(BaseModel):
     def decoding(self) -> str:
         """Description of how tokens are sampled."""
         return f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"
-
-
-@contextmanager
-def refused_by_name() -> Iterator[None]:
-    """Turn an options class's first invalid value into a DataError, as shown on the command line."""
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors()[0]
-        name, problem = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        if name:
-            problem = f"{name} = {first['input']!r} is refused: {problem}; give another value"
-        raise DataError(problem) from error

@@ -2,7 +2,7 @@
 
 bench/answers.jsonl       one line per prompt and head, against plain decode
 bench/concurrency.jsonl   one line per level and engine
-bench/bench.json          everything else: costs, samples, machine, versions, options
+bench/bench.json          everything else: samples, machine, versions, options
 """
 
 from __future__ import annotations
@@ -87,22 +87,6 @@ class LevelRow(BaseModel):
         return Interval(self.ratio, self.ratio_low, self.ratio_high, self.repeats)
 
 
-class Costs(BaseModel):
-    """Forward times at a fixed context, interleaved; ratios are to a plain step (one row)."""
-
-    context: int
-    repeats: int
-    plain_step_ms: float
-    verify: dict[int, float]  # rows -> ratio
-    verify_ms: dict[int, float]  # rows -> ms
-    draft_step: float | None = None  # ratio of one draft step of `draft_rows` nodes
-    draft_step_ms: float | None = None
-    draft_rows: int | None = None
-    extend: float | None = None  # ratio of one draft-extend of `extend_rows` rows
-    extend_ms: float | None = None
-    extend_rows: int | None = None
-
-
 class Piece(BaseModel):
     """One token of a sample: its text, and the depth of the accepted draft it came from (0: the target)."""
 
@@ -147,7 +131,6 @@ class BenchResult(BaseModel):
     heads: list[str]
     answers: list[AnswerRow]
     levels: list[LevelRow]
-    costs: Costs | None
     samples: list[Sample]
     plain: PlainDecode | None
     bandwidth: Bandwidth | None

@@ -1,6 +1,6 @@
 """The benchmark from end to end.
 
-bandwidth -> answers (plain and heads in alternation) -> costs of single forwards -> concurrency -> bandwidth
+bandwidth -> answers (plain and heads in alternation) -> concurrency -> bandwidth
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
+from torch import Tensor
+
 from fledge.base.errors import DataError, EngineError
 from fledge.bench.answers import Answers, measure_answers
 from fledge.bench.concurrency import Load, longest_answer, sweep
-from fledge.bench.costs import measure_costs, weight_bytes
 from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import (
@@ -22,7 +23,6 @@ from fledge.bench.results import (
     RANDOM,
     WITHOUT_LOOKUP,
     BenchResult,
-    Costs,
     LevelRow,
     PlainDecode,
     Subject,
@@ -32,9 +32,9 @@ from fledge.data.options import Progress, silent
 from fledge.engine import Engine, TreeShape
 from fledge.engine.build import refuse_unfit
 from fledge.engine.options import EngineOptions
-from fledge.heads import Head, head_runner
-from fledge.native.abi import MOST_NODES
+from fledge.heads import Head
 from fledge.target import Target
+from fledge.target.cpu import NativeDecoder
 from fledge.train.start import random_head
 
 # Spare context per request beyond prompt and answer, so that no engine ends an answer early.
@@ -79,7 +79,6 @@ def run_bench(
         answers = measure_answers(target, engines, workloads, options, shown)
         del engines
 
-    costs = _costs(target, heads, options)
     levels: list[LevelRow] = []
     if options.concurrency:
         swept = {name: variants[name] for name in heads}
@@ -104,9 +103,8 @@ def run_bench(
         heads=list(variants),
         answers=answers.rows,
         levels=levels,
-        costs=costs,
         samples=answers.samples,
-        plain=_plain_decode(answers, levels, costs, bytes_read, best_of(bandwidths)),
+        plain=_plain_decode(answers, levels, bytes_read, best_of(bandwidths)),
         bandwidth=best_of(bandwidths),
         machine=machine_facts(device),
         versions=versions(),
@@ -131,6 +129,21 @@ def refuse_impossible(target: Target, options: BenchOptions) -> None:
     if options.concurrency:
         _fitting_prompts(target, workloads[0], longest_answer(options.sweep_tokens))
     refuse_unfit(target, EngineOptions(overlap=options.overlap, cuda_graphs=options.cuda_graphs))
+
+
+def weight_bytes(target: Target) -> int:
+    """Bytes of weights a greedy plain step reads: as the kernels report, else all but embedding and idle experts."""
+    if isinstance(target.decoder, NativeDecoder):
+        return target.decoder.weight_bytes_per_token
+    weights = target.weights
+    total: float = weights.norm.nbytes + weights.lm_head.nbytes
+    for layer in weights.layers:
+        total += sum(part.nbytes for part in vars(layer).values() if isinstance(part, Tensor))
+        if layer.experts and target.config.experts:
+            chosen = target.config.experts.per_token / target.config.experts.count
+            total += layer.experts.router.nbytes
+            total += chosen * (layer.experts.gate_up.nbytes + layer.experts.down.nbytes)
+    return round(total)
 
 
 class _Work(NamedTuple):
@@ -218,31 +231,13 @@ def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> lis
     return fitting
 
 
-def _costs(target: Target, heads: Mapping[str, Head], options: BenchOptions) -> Costs | None:
-    """Times of single forwards, with the first head: heads of one target differ little."""
-    if not options.cost_repeats:
-        return None
-    head = next(iter(heads.values()), None)
-    target = head.target_it_reads(target) if head else target
-    context = min(options.cost_context, target.config.max_position_embeddings - MOST_NODES)
-    return measure_costs(
-        target,
-        head_runner(target, head, draft_weights=options.draft_weights) if head else None,
-        rows=options.verify_rows,
-        draft_rows=options.draft_rows,
-        context=context,
-        repeats=options.cost_repeats,
-    )
-
-
 def _plain_decode(
     answers: Answers,
     levels: Sequence[LevelRow],
-    costs: Costs | None,
     bytes_read: int,
     bandwidth: Bandwidth | None,
 ) -> PlainDecode | None:
-    """Plain decode at batch 1: from the first workload's answers, else from the sweep, else from single forwards."""
+    """Plain decode at batch 1: from the first workload's answers, else from the sweep."""
     first = [
         row
         for row in answers.rows
@@ -250,8 +245,7 @@ def _plain_decode(
     ]
     answered = [row.tpot_plain_ms for row in first if row.tpot_plain_ms > 0]
     alone = [row.median_tpot_ms for row in levels if row.engine == PLAIN and row.concurrency == 1]
-    steps = [costs.plain_step_ms] if costs else []
-    times = answered or alone or steps
+    times = answered or alone
     if not times:
         return None
     limit = bytes_read / (bandwidth.best_gb_s * 1e9) * 1e3 if bandwidth else None

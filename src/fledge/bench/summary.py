@@ -21,8 +21,6 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
     plain.ms_per_token                           plain decode at batch 1, median over the own set's prompts
     plain.limit_ms_per_token                     bytes of weights read per token / best raw read bandwidth in this run
     plain.share_of_limit                         limit_ms_per_token / ms_per_token
-    verify_cost.{rows}                           a verify of this many rows over a plain step, at `cost_context` tokens
-    draft_step_cost                              one draft step over a plain step
     concurrency[]                                as in bench/concurrency.jsonl
     stages.{name}.seconds                        duration of each stage of the run
     target, head, machine, bandwidth, versions   the setup of the measurement
@@ -114,9 +112,6 @@ class Summary(HeadSummary):
     released: HeadSummary | None
     without_lookup: HeadSummary | None = None
     plain: PlainSummary | None
-    verify_cost: dict[int, float]
-    draft_step_cost: float | None
-    cost_context: int | None
     concurrency: list[LevelRow]
     stages: dict[str, StageSummary]
     machine: Machine
@@ -140,7 +135,7 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
     head = result.heads[0] if result.heads else None
     first = head_summary(result, head) if head else HeadSummary(workloads={}, categories={})
     alone = f"{head}{WITHOUT_LOOKUP}"
-    plain, costs = result.plain, result.costs
+    plain = result.plain
     limit = plain.limit_ms_per_token if plain else None
     return Summary(
         target=result.subject,
@@ -157,9 +152,6 @@ def summarise(result: BenchResult, stage_seconds: Mapping[str, float] | None = N
         )
         if plain
         else None,
-        verify_cost=costs.verify if costs else {},
-        draft_step_cost=costs.draft_step if costs else None,
-        cost_context=costs.context if costs else None,
         concurrency=result.levels,
         stages={name: StageSummary(seconds=seconds) for name, seconds in (stage_seconds or {}).items()},
         machine=result.machine,

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from fledge.base.errors import DataError, RecipeError, did_you_mean
+from fledge.base.errors import RecipeError, did_you_mean
 from fledge.bench.load.options import LoadOptions
 from fledge.commands.options import Flags, with_flags
 
 _DEFAULT = "engine"
-_Number = TypeVar("_Number", int, float)
 
 TargetOption = Annotated[str, typer.Option(help="folder, hub id, GGUF file or package")]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-InFlight = Annotated[str, typer.Option(help="requests in flight")]
 
 
 class DefaultCommand(TyperGroup):
@@ -88,11 +84,3 @@ def bench_server(
             ended_early=lambda partial: keep_load(partial, run_dir),
         )
     close_load(result, run_dir, shlex.join(["fledge", *sys.argv[1:]]))
-
-
-def numbers(text: str, kind: Callable[[str], _Number], option: str) -> tuple[_Number, ...]:
-    """`1,2,4` as numbers."""
-    try:
-        return tuple(map(kind, text.rstrip(",").split(","))) if text else ()
-    except ValueError as error:
-        raise DataError(f"{option} {text!r} is not a list of numbers; write them like 1,2,4") from error

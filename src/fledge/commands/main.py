@@ -26,9 +26,9 @@ from fledge.commands.options import with_flags
 from fledge.commands.plan import plan
 from fledge.commands.serving import (
     TARGET_FLAGS,
+    TEMPLATE_FLAGS,
     HeadOption,
     PlainOption,
-    TemplateKwargs,
     doctor,
     refuse_both,
     serve,
@@ -307,19 +307,19 @@ app.add_typer(learn_app, name="learn", rich_help_panel=USE)
 
 
 @app.command(rich_help_panel=JUDGE)
+@with_flags(TEMPLATE_FLAGS)
 def template(
     target: Annotated[str, typer.Argument(help="folder, hub id, GGUF file or package")],
     ids: Annotated[bool, typer.Option("--ids", help="show each token's id")] = False,
-    chat_template_kwargs: TemplateKwargs = None,
+    **given: Any,
 ) -> None:
     """Show how conversations become ids, and which are trained.
 
     Exit code 1 if serving would see other ids.
     """
     from fledge.commands.template import show_template
-    from fledge.target.options import parse_template_kwargs
 
-    if not show_template(target, parse_template_kwargs(chat_template_kwargs), show_ids=ids):
+    if not show_template(TEMPLATE_FLAGS.made(given, model=target), show_ids=ids):
         raise typer.Exit(1)
 
 

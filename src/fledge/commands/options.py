@@ -46,7 +46,8 @@ class Flags(Generic[Model]):
         )
 
     def _parameter(self, name: str, field: FieldInfo) -> inspect.Parameter:
-        flag, kind, default = flag_of(field), _kind(field.annotation), field.default
+        flag, kind = flag_of(field), _kind(field.annotation)
+        default = inspect.Parameter.empty if field.is_required() else field.default
         names, shown = flag.names, flag.default
         if kind is str and isinstance(field.default, tuple):  # written with commas
             default, shown = None, ",".join(str(one) for one in field.default)

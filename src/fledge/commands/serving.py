@@ -14,7 +14,7 @@ from fledge.deploy.options import LaunchOptions
 from fledge.engine.options import EngineOptions
 from fledge.learn.options import LearnOptions
 from fledge.server.options import ListenOptions, ServerOptions, from_vertex, read_keys
-from fledge.target.options import TargetOptions, parse_template_kwargs
+from fledge.target.options import TargetOptions
 
 HeadOption = Annotated[
     str | None,
@@ -26,17 +26,11 @@ PlainOption = Annotated[
         "--plain", help="decode plainly, without a head; with serve --learn: train one from scratch"
     ),
 ]
-TemplateKwargs = Annotated[
-    str | None,
-    typer.Option(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help=TargetOptions.model_fields["chat_template_kwargs"].description,
-    ),
-]
 TARGET_FLAGS = Flags(
     TargetOptions, "Target", only=("dtype", "quantization", "device", "chat_template_kwargs")
 )
+TEMPLATE_FLAGS = Flags(TargetOptions, "Target", only=("chat_template_kwargs",))
+_DOCTOR = Flags(TargetOptions, "Target", only=("device", "chat_template_kwargs"))
 _ENGINE = Flags(EngineOptions, "fledge's engine")
 _SERVER = Flags(ServerOptions, "Clients, limits and logs")
 _LEARN = Flags(LearnOptions, "Learning (--learn)", prefix="learn")
@@ -134,6 +128,7 @@ def _given(context: typer.Context) -> list[str]:
     return sorted(name for name, source in sources.items() if source and source.name != "DEFAULT")
 
 
+@with_flags(_DOCTOR)
 def doctor(
     context: typer.Context,
     target: Annotated[
@@ -153,8 +148,7 @@ def doctor(
     reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
     depth: Annotated[int, typer.Option(min=1, help="tokens drafted in a row, as the server is set")] = 3,
     max_tokens: Annotated[int, typer.Option(min=2, help="length of the answers it measures on")] = 48,
-    device: Annotated[str, typer.Option(help="a torch device")] = "cpu",
-    chat_template_kwargs: TemplateKwargs = None,
+    **given: Any,
 ) -> None:
     """Check this machine; or find out why a head's acceptance is low.
 
@@ -163,8 +157,8 @@ def doctor(
     if target is None:
         from fledge.doctor.installation import examine_installation
 
-        if given := _given(context):
-            raise EngineError(f"--{given[0].replace('_', '-')} is for a head: name TARGET and HEAD, too")
+        if unused := _given(context):
+            raise EngineError(f"--{unused[0].replace('_', '-')} is for a head: name TARGET and HEAD, too")
         raise typer.Exit(examine_installation())
     if head is None:
         raise EngineError(
@@ -174,13 +168,11 @@ def doctor(
 
     raise typer.Exit(
         examine(
-            target,
+            _DOCTOR.made(given, model=target),
             head,
             engine=engine,
             reference=reference,
             depth=depth,
             max_tokens=max_tokens,
-            device=device,
-            chat_template_kwargs=parse_template_kwargs(chat_template_kwargs),
         )
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from rich.text import Text
 
 from fledge.base.console import console, say
 from fledge.data.contract import Checked, check_template, notes
 from fledge.data.conversations import Conversation
-from fledge.target import Target
+from fledge.target import Target, TargetOptions
 
 _MEANING = {
     "same": "training and serving ids are the same",
@@ -24,9 +23,9 @@ _GIVEN = ("dim", "dim italic")
 _LONGEST_CHARACTER = 6  # tokens
 
 
-def show_template(spec: str, options: Mapping[str, Any], *, show_ids: bool) -> bool:
-    """Print everything; True if training and serving agree on every shape. `options`: for the template."""
-    target = Target.load(spec, chat_template_kwargs=options)
+def show_template(options: TargetOptions, *, show_ids: bool) -> bool:
+    """Print everything; True if training and serving agree on every shape."""
+    target = options.load()
     checked = check_template(target)
     colour = console.color_system is not None
     marks = "green tokens are trained" if colour else "«trained» tokens stand in marks"

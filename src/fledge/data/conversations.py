@@ -9,39 +9,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from fledge.base.errors import DataError
 from fledge.base.storage import Manifest, join
-from fledge.data.parquet import read_rows, to_parquet
+from fledge.data.parquet import ShardWriter, read_rows, schema_of, to_parquet
 from fledge.data.privacy import Audit
 
 Split = Literal["train", "heldout"]
 
-SCHEMA = pa.schema(
-    [
-        ("conversation_id", pa.string()),
-        ("prompt_id", pa.string()),
-        ("source", pa.string()),
-        ("category", pa.string()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("loss_mask", pa.list_(pa.bool_())),
-        ("turn_starts", pa.list_(pa.int32())),
-        ("temperature", pa.float64()),
-        ("finish_reason", pa.string()),
-        ("split", pa.string()),
-        ("row", pa.int64()),
-        ("licence", pa.string()),
-        ("reasoning_tokens", pa.int32()),
-    ]
-)
 # Columns added later: the first of the published conversations (data/smollm2-135m-instruct) lack them.
 _LATER = {"row": -1, "licence": "", "reasoning_tokens": 0}
-
-_REJECTS = pa.schema([("prompt_id", pa.string()), ("reason", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -66,6 +47,11 @@ class Conversation:
     def supervised_tokens(self) -> int:
         """Number of tokens the target generated."""
         return sum(self.loss_mask)
+
+
+_IDS = pa.list_(pa.int32())
+SCHEMA = schema_of(Conversation, token_ids=_IDS, turn_starts=_IDS, reasoning_tokens=pa.int32())
+_REJECTS = pa.schema([("prompt_id", pa.string()), ("reason", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -100,10 +86,13 @@ def is_trainable(tokens: int, supervised: int) -> bool:
     return tokens >= 3 and supervised >= 2
 
 
+def _row(conversation: Conversation) -> dict[str, Any]:
+    return {name: getattr(conversation, name) for name in SCHEMA.names}
+
+
 def shard_bytes(conversations: Sequence[Conversation]) -> bytes:
     """One Parquet shard."""
-    names = [field.name for field in fields(Conversation)]
-    return to_parquet([{name: getattr(c, name) for name in names} for c in conversations], SCHEMA)
+    return to_parquet(list(map(_row, conversations)), SCHEMA)
 
 
 def read_conversations(url: str, split: Split | None = None) -> Iterator[Conversation]:
@@ -158,31 +147,18 @@ def conversation_statistics(url: str) -> ConversationStatistics:
     )
 
 
-class ConversationWriter:
-    """Writes shards of answered prompts: rejects first, so that a conversations shard implies its prompts are done."""
+class ConversationWriter(ShardWriter):
+    """Writes shards of answered prompts."""
 
     def __init__(self, url: str) -> None:
-        self._conversations = Manifest.load(url)
-        self._rejects = Manifest.load(join(url, "rejects")).truncated(len(self._conversations.shards))
-
-    @property
-    def shards(self) -> int:
-        """Shards written."""
-        return len(self._conversations.shards)
+        super().__init__(url, "conversations", SCHEMA, _REJECTS)
 
     def write(self, answered: Sequence[Answered]) -> None:
-        """Write one shard of each; either may be empty."""
-        number = f"{self.shards:05d}.parquet"
+        """Write one shard of conversations and one of rejects; either may be empty."""
         rejects = [{"prompt_id": a.prompt_id, "reason": a.reason} for a in answered if a.reason is not None]
-        data = to_parquet(rejects, _REJECTS)
-        self._rejects = self._rejects.write_shard(f"rejects-{number}", data, records=len(rejects), tokens=0)
         conversations = [conversation for a in answered for conversation in a.conversations]
-        self._conversations = self._conversations.write_shard(
-            f"conversations-{number}",
-            shard_bytes(conversations),
-            records=len(conversations),
-            tokens=sum(len(conversation.token_ids) for conversation in conversations),
-        )
+        tokens = sum(len(conversation.token_ids) for conversation in conversations)
+        self.append(list(map(_row, conversations)), rejects, tokens)
 
 
 def conversation_rejects(url: str) -> dict[str, int]:

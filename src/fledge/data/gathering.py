@@ -89,16 +89,12 @@ class Examiner:
     """Examines rows one by one. Texts are treated first, so later steps never see what was removed."""
 
     def __init__(self, settings: ExaminerSettings) -> None:
-        options = settings.options
+        options, self._settings = settings.options, settings
         self._limits = Limits(options.min_words, options.max_words)
         self._largest = options.max_record_kib * 1024
         self._language = LanguageFilter(options.languages)
         self._evaluation = evaluation_indexes(options.evaluation_files)
-        self._special_tokens = settings.special_tokens
-        self._salt = settings.salt
         self._treatment = settings.make_treatment() if settings.make_treatment is not None else None
-        self._template = settings.template
-        self._drops_uncovered = settings.drops_uncovered
         self._category = lru_cache(maxsize=_CATEGORIES)(self._treated_category)
         self._tools = lru_cache(maxsize=_CATEGORIES)(self._treated_tools)
 
@@ -118,7 +114,7 @@ class Examiner:
     ) -> TrainingPrompt | Reject:
         if isinstance(row, Unusable):
             return Reject(row.row, "", row.reason, "")
-        row = as_served(replace(row, category=self._category(row.category)), self._template)
+        row = as_served(replace(row, category=self._category(row.category)), self._settings.template)
         results = [result.content for step in row.results for result in step]
         texts = (*row.turns, *results, *((row.system,) if row.system else ()))
         if sum(map(len, (*texts, row.tools, row.template_options))) > self._largest:
@@ -129,7 +125,7 @@ class Examiner:
         losses, reason = list(row.losses), None
         if self._treatment is not None:
             if (language := uncovered_language(row.turns)) is not None:
-                if self._drops_uncovered:
+                if self._settings.drops_uncovered:
                     return Reject(row.row, row.category, UNCOVERED, "", language)
                 losses.append(f"uncovered_{language}")
             treated = self._treatment.treat(texts, f"{source}:{row.row}")
@@ -147,7 +143,7 @@ class Examiner:
             reason = None if number else why
             if number:  # the turns before it are a conversation of their own
                 turns, steps, losses = turns[:number], steps[:answered], [*losses, f"later_{why}"]
-        if reason is None and system is not None and has_template_text(system, self._special_tokens):
+        if reason is None and system is not None and has_template_text(system, self._settings.special_tokens):
             reason = "template"  # its tokens would be read as turns
         if reason is not None:
             return self._reject(row, turns, reason)
@@ -175,11 +171,11 @@ class Examiner:
         self, turns: Sequence[str], steps: Sequence[Sequence[tuple[str, str]]]
     ) -> tuple[int, int, str] | None:
         """Numbers of turns and of turns with their results before what can't be kept, and why; None if all can."""
-        first = first_unfit(turns, self._limits, self._special_tokens)
+        first = first_unfit(turns, self._limits, self._settings.special_tokens)
         unfit = [] if first is None else [(first[0], first[0], first[1])]
         unfit += [(n, n, "language") for n, turn in enumerate(turns) if not self._language.accepts(turn)][:1]
         for number, step in enumerate(steps):
-            if any(has_template_text(text, self._special_tokens) for _, text in step):
+            if any(has_template_text(text, self._settings.special_tokens) for _, text in step):
                 unfit.append((number + 1, number, "template"))
         return min(unfit, default=None, key=lambda one: one[:2])
 
@@ -204,7 +200,9 @@ class Examiner:
         )
 
     def _reject(self, row: Record, turns: Sequence[str], reason: str, detail: str = "") -> Reject:
-        return Reject(row.row, row.category, reason, salted_hash(self._salt, "\x1f".join(turns)), detail)
+        return Reject(
+            row.row, row.category, reason, salted_hash(self._settings.salt, "\x1f".join(turns)), detail
+        )
 
 
 def as_served(row: Record, template: TemplateFacts | None) -> Record:

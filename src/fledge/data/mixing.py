@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fledge.base.errors import DataError
@@ -135,15 +135,7 @@ def read_traffic(
     relaxed = settings.options.model_copy(
         update={"min_words": 1, "max_words": None, "languages": (), "evaluation_files": ()}
     )
-    examiner = Examiner(
-        ExaminerSettings(
-            relaxed,
-            settings.special_tokens,
-            settings.salt,
-            settings.make_treatment,
-            settings.template,
-        )
-    )
+    examiner = Examiner(replace(settings, options=relaxed, drops_uncovered=False))
     counts: dict[str, NgramCounts] = {}
     for source in traffic:
         for row in source.records():

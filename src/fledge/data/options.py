@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fledge.base.options import RecipePart
 from fledge.data.sources.options import SourceOptions
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0)]
 
 # progress(done, total, note): called often; `note` is a short text such as "941 tokens/s".
 Progress: TypeAlias = Callable[[float, float, str], None]
@@ -26,10 +27,8 @@ def silent(done: float, total: float, note: str) -> None:
     """The progress callback that shows nothing."""
 
 
-class Opening(BaseModel):
+class Opening(RecipePart):
     """A short neutral beginning of a user turn, which the target continues."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     category: str = Field(min_length=1, description="workload the prompt counts as")
     text: str = Field(
@@ -45,10 +44,8 @@ class Opening(BaseModel):
     )
 
 
-class PromptOptions(BaseModel):
+class PromptOptions(RecipePart):
     """Prompts that the target writes itself (Magpie, arXiv 2406.08464), or that are read from sources and selected."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     count: int = Field(2000, ge=1, description="prompts wanted after filtering and selection")
     sources: tuple[SourceOptions, ...] = Field(
@@ -125,7 +122,7 @@ class PromptOptions(BaseModel):
     @field_validator("languages")
     @classmethod
     def _languages_are_codes(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
-        # Whether there is such a language only py3langid knows, which takes seconds to load: see LanguageFilter.
+        # LanguageFilter checks that py3langid knows the language; loading it here would take seconds.
         wrong = [language for language in languages if not re.fullmatch("[a-z]{2,3}", language)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} isn't a language's code; use codes such as en, de, fr")
@@ -162,10 +159,8 @@ class PromptOptions(BaseModel):
         return self.max_tokens + max([_OPENING_ROOM, *openings]) + _TEMPLATE_ROOM
 
 
-class AnswerServerOptions(BaseModel):
+class AnswerServerOptions(RecipePart):
     """An OpenAI-compatible server that serves the target and answers instead of the engine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(min_length=1, description="address without /v1, such as http://localhost:8000")
     model: str = Field("", description="the served model; empty: the only one the server lists")
@@ -193,10 +188,8 @@ class AnswerServerOptions(BaseModel):
         )
 
 
-class RespondOptions(BaseModel):
+class RespondOptions(RecipePart):
     """The target's answers to the prompts: what the head learns from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     seed: int = Field(0, ge=0, description="seed of the stage; an answer depends on it and its prompt alone")
     temperatures: dict[Annotated[float, Field(ge=0.0, le=2.0)], Weight] = Field(

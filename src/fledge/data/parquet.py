@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fledge.base.errors import StorageError
-from fledge.base.storage import Manifest, ShardEntry, remedy
+from fledge.base.storage import Manifest, ShardEntry, join, remedy
+
+_SIMPLE = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+_TYPES = _SIMPLE | {str | None: pa.string()} | {list[kind]: pa.list_(of) for kind, of in _SIMPLE.items()}  # type: ignore[valid-type]
+
+
+def schema_of(record: type, **others: pa.DataType) -> pa.Schema:
+    """A column for each field of a dataclass; `others`: columns of another type than its annotation says."""
+    types = {name: _TYPES[hint] for name, hint in get_type_hints(record).items()}
+    return pa.schema(list((types | others).items()))
+
+
+class ShardWriter:
+    """Appends shards of records, and of what was rejected: that first, so that a shard implies its rejects."""
+
+    def __init__(self, url: str, name: str, schema: pa.Schema, rejects: pa.Schema) -> None:
+        self.url = url
+        self._name, self._schema, self._rejects_schema = name, schema, rejects
+        self._records = Manifest.load(url)
+        self._rejects = Manifest.load(join(url, "rejects")).truncated(self.shards)
+
+    @property
+    def shards(self) -> int:
+        """Shards written."""
+        return len(self._records.shards)
+
+    def append(
+        self, rows: Sequence[Mapping[str, Any]], rejects: Sequence[Mapping[str, Any]], tokens: int
+    ) -> None:
+        """Write one shard of each; either may be empty."""
+        number = f"{self.shards:05d}.parquet"
+        data = to_parquet(rejects, self._rejects_schema)
+        self._rejects = self._rejects.write_shard(f"rejects-{number}", data, records=len(rejects), tokens=0)
+        data = to_parquet(rows, self._schema)
+        self._records = self._records.write_shard(
+            f"{self._name}-{number}", data, records=len(rows), tokens=tokens
+        )
 
 
 def to_parquet(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from typing import Any, TypeVar
 
+from fledge.base.ahead import in_order
 from fledge.base.errors import DataError
 
 T = TypeVar("T")
@@ -24,14 +24,8 @@ def map_in_processes(make: Callable[[], Callable[[T], U]], items: Iterable[T], p
     """`make()(item)` for each item, in order. Each process calls `make` once; few items are under way at a time."""
     context = multiprocessing.get_context("spawn")  # forking a process that runs threads can hang
     pool = ProcessPoolExecutor(processes, context, _start, (make,))
-    under_way: deque[Future[U]] = deque()
     try:
-        for item in items:
-            under_way.append(pool.submit(_run, item))
-            if len(under_way) > 2 * processes:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+        yield from in_order(pool, _run, items, 2 * processes)
     except BrokenProcessPool as error:
         raise DataError(
             "one of the processes was killed, usually for lack of memory; use fewer (privacy.processes), and run "

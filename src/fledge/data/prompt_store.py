@@ -8,36 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from fledge.base.errors import DataError
 from fledge.base.storage import Manifest, exists, join, read_sealed, write_json, write_sealed
-from fledge.data.parquet import read_rows, to_parquet
+from fledge.data.parquet import ShardWriter, read_rows, schema_of
 
-_PROMPTS = pa.schema(
-    [
-        ("prompt_id", pa.string()),
-        ("source", pa.string()),
-        ("category", pa.string()),
-        ("turns", pa.list_(pa.string())),
-        ("row", pa.int64()),
-        ("licence", pa.string()),
-        ("system", pa.string()),
-        ("tools", pa.string()),
-        ("template_options", pa.string()),
-        ("results", pa.string()),
-        ("losses", pa.list_(pa.string())),
-    ]
-)
-_REJECTS = pa.schema(
-    [
-        ("attempt", pa.int64()),
-        ("category", pa.string()),
-        ("reason", pa.string()),
-        ("hash", pa.string()),
-        ("detail", pa.string()),
-    ]
-)
 UNCOVERED = "uncovered_language"  # by the rules of the privacy filter
 END_NAME = "end.json"
 SELECTION_NAME = "selection.json"
@@ -109,18 +83,14 @@ class PromptSummary:
         return self.attempts - self.prompts - sum(self.rejected.values())
 
 
-class PromptWriter:
-    """Writes shards of attempts: rejects first, so that a shard of prompts implies its attempts are done."""
+_PROMPTS, _REJECTS = schema_of(TrainingPrompt), schema_of(Reject)
+
+
+class PromptWriter(ShardWriter):
+    """Writes shards of attempts."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._prompts = Manifest.load(url)
-        self._rejects = Manifest.load(join(url, "rejects")).truncated(len(self._prompts.shards))
-
-    @property
-    def shards(self) -> int:
-        """Shards written."""
-        return len(self._prompts.shards)
+        super().__init__(url, "prompts", _PROMPTS, _REJECTS)
 
     @property
     def finished(self) -> bool:
@@ -133,13 +103,7 @@ class PromptWriter:
 
     def write(self, prompts: Sequence[TrainingPrompt], rejects: Sequence[Reject], tokens: int) -> None:
         """Write one shard of each; either may be empty."""
-        number = f"{self.shards:05d}.parquet"
-        data = to_parquet([asdict(reject) for reject in rejects], _REJECTS)
-        self._rejects = self._rejects.write_shard(f"rejects-{number}", data, records=len(rejects), tokens=0)
-        data = to_parquet([asdict(prompt) for prompt in prompts], _PROMPTS)
-        self._prompts = self._prompts.write_shard(
-            f"prompts-{number}", data, records=len(prompts), tokens=tokens
-        )
+        self.append(list(map(asdict, prompts)), list(map(asdict, rejects)), tokens)
 
 
 def read_prompts(url: str, skip: int = 0) -> Iterator[TrainingPrompt]:

@@ -74,29 +74,27 @@ def make_prompts(
         make_treatment = partial(PrivacyFilter, options=privacy)
     if options.near_duplicate < 1:
         importlib.import_module("rensa")  # used after all prompts are written: missing, it's an error now
-    drops = privacy is not None and drops_uncovered(privacy)
     sources = Sources.open(options)
     fingerprint = prompts_fingerprint(target, options, privacy, sources)
     if ray is not None and not any(source.kind != "self" for source in options.sources):
         raise DataError(
             "the target's own prompts are written in one process; leave --ray out, or add sources"
         )
-    if not options.sources:
-        fingerprint.claim(output_url)
-        _write_own(target, engine, options, output_url, fingerprint.digest, progress, make_treatment, drops)
-        return prompt_summary(output_url)
     if any(source.system for source in options.sources):
         _check_system_prompts(target)
     fingerprint.claim(output_url)
-    special = tuple(str(token) for token in target.tokenizer.all_special_tokens)
     settings = ExaminerSettings(
         options,
-        special,
+        tuple(str(token) for token in target.tokenizer.all_special_tokens),
         fingerprint.digest,
         make_treatment,
         TemplateFacts.of(target),
-        drops_uncovered=drops,
+        drops_uncovered=privacy is not None and drops_uncovered(privacy),
     )
+    write_own = partial(_write_own, target, engine, settings, progress)
+    if not options.sources:
+        write_own(options.count, output_url)
+        return prompt_summary(output_url)
     examine = None
     if ray is not None:
         examine = examine_on_ray(settings, ray)
@@ -106,16 +104,7 @@ def make_prompts(
         sources,
         settings,
         output_url,
-        lambda count, url: _write_own(
-            target,
-            engine,
-            options.model_copy(update={"count": count}),
-            url,
-            fingerprint.digest,
-            progress,
-            make_treatment,
-            drops,
-        ),
+        write_own,
         lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
         progress,
         examine,
@@ -136,25 +125,23 @@ def _check_system_prompts(target: Target) -> None:
 def _write_own(
     target: Target,
     engine: Engine | None,
-    options: PromptOptions,
-    output_url: str,
-    salt: str,
+    settings: ExaminerSettings,
     progress: Progress,
-    make_treatment: Callable[[], Treatment] | None,
-    drops: bool,
+    wanted: int,
+    output_url: str,
 ) -> None:
-    """Let the target write `options.count` prompts into a folder."""
+    """Let the target write as many prompts as wanted into a folder."""
     if engine is None:
         raise DataError("the target has to write prompts, but no engine was given; pass one to make_prompts")
+    options = settings.options
     writer = PromptWriter(output_url)
-    treatment = make_treatment() if make_treatment is not None else None
-    selection = Selection(target, options, salt, treatment, drops)
+    selection = Selection(settings)
     accepted = 0
     for prompt in read_prompts(output_url) if writer.shards else ():
         selection.remember(prompt.turns[0])
         accepted += 1
-    progress(accepted, options.count, "")
-    if accepted >= options.count:
+    progress(accepted, wanted, "")
+    if accepted >= wanted:
         return
     claim_backend(output_url, backend_name(target))
     jobs = PromptWriterJobs(target, options)
@@ -172,8 +159,8 @@ def _write_own(
             else:
                 rejects.append(judged)
                 reasons[judged.reason] += 1
-            _check_yield(draft.attempt + 1, accepted, options, reasons)
-            done = accepted == options.count
+            _check_yield(draft.attempt + 1, accepted, wanted, options.max_attempts, reasons)
+            done = accepted == wanted
             if done or len(prompts) + len(rejects) == options.shard_size:
                 tokens = sum(len(encode_plain(target, prompt.turns[0])) for prompt in prompts)
                 # Before the shard, which implies that its counts exist.
@@ -181,7 +168,7 @@ def _write_own(
                 writer.write(prompts, rejects, tokens)
                 prompts, rejects = [], []
             share = accepted / (draft.attempt + 1)
-            progress(accepted, options.count, f"{rate.per_second():,.0f} tokens/s, {share:.0%} kept")
+            progress(accepted, wanted, f"{rate.per_second():,.0f} tokens/s, {share:.0%} kept")
             if done:
                 return
 
@@ -246,21 +233,12 @@ def backend_name(target: Target) -> str:
 class Selection:
     """Decides which drafts are accepted, in the order of their attempts."""
 
-    def __init__(
-        self,
-        target: Target,
-        options: PromptOptions,
-        salt: str,
-        treatment: Treatment | None = None,
-        drops_uncovered: bool = False,
-    ) -> None:
+    def __init__(self, settings: ExaminerSettings) -> None:
+        options, self._settings = settings.options, settings
         self._limits = Limits(options.min_words, options.own_max_words)
-        self._special_tokens = [str(token) for token in target.tokenizer.all_special_tokens]
         self._repeats = RepeatIndex(options.near_repeat)
         self._evaluation = evaluation_indexes(options.evaluation_files)
-        self._salt = salt
-        self._treatment = treatment
-        self._drops_uncovered = drops_uncovered
+        self._treatment = settings.make_treatment() if settings.make_treatment is not None else None
         self._audit = Audit()
 
     def remember(self, text: str) -> None:
@@ -278,15 +256,15 @@ class Selection:
             if treated.turns is None:
                 return Reject(draft.attempt, draft.category, f"private_{treated.reason or 'data'}", "")
             text = treated.turns[0]
-        reason = reason or reject_reason(text, self._limits, self._special_tokens)
+        reason = reason or reject_reason(text, self._limits, self._settings.special_tokens)
         file = ""
         if reason is None:
             file = next((name for name, index in self._evaluation.items() if text in index), "")
             reason = "evaluation" if file else self._repeats.reason(text)
         if reason is not None:
-            return Reject(draft.attempt, draft.category, reason, salted_hash(self._salt, text), file)
+            return Reject(draft.attempt, draft.category, reason, salted_hash(self._settings.salt, text), file)
         language = uncovered_language([text]) if self._treatment is not None else None
-        if language is not None and self._drops_uncovered:
+        if language is not None and self._settings.drops_uncovered:
             return Reject(draft.attempt, draft.category, UNCOVERED, "", language)
         self.remember(text)
         losses = [f"uncovered_{language}"] if language is not None else []
@@ -301,11 +279,13 @@ class Selection:
         return audit if self._treatment is not None else None
 
 
-def _check_yield(attempts: int, accepted: int, options: PromptOptions, reasons: Counter[str]) -> None:
-    if attempts < max(_FEW, options.max_attempts * options.count):
+def _check_yield(
+    attempts: int, accepted: int, wanted: int, max_attempts: float, reasons: Counter[str]
+) -> None:
+    if attempts < max(_FEW, max_attempts * wanted):
         return
     common = ", ".join(f"{reason} {number}" for reason, number in reasons.most_common(3))
     raise DataError(
-        f"only {accepted} of {options.count} prompts after {attempts} attempts (rejected: {common}); "
+        f"only {accepted} of {wanted} prompts after {attempts} attempts (rejected: {common}); "
         "raise prompts.max_tokens, lower prompts.temperature, or allow more with prompts.max_attempts"
     )

@@ -2,67 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from fledge.base.console import plural
-from fledge.base.storage import Manifest
-from fledge.data.conversations import Answered, ConversationWriter
+from fledge.data.conversations import Answered
 from fledge.data.dialogue import DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
-from fledge.data.options import Progress, RespondOptions, silent
-from fledge.data.privacy import PrivacyOptions, write_audit
-from fledge.data.privacy.filter import answer_scan, require_privacy_extra
+from fledge.data.options import RespondOptions
+from fledge.data.privacy import PrivacyOptions
+from fledge.data.privacy.filter import answer_scan
 from fledge.data.prompt_store import read_prompts
 from fledge.data.ray_map import RayOptions, map_in_order
-from fledge.data.responses import (
-    RespondSummary,
-    check_context,
-    fit_to_prompts,
-    respond_fingerprint,
-    respond_summary,
-)
 from fledge.data.served import AnswerServer, run_served
-from fledge.data.split import on_both_sides
 from fledge.engine import Engine
-from fledge.target import Target, TargetOptions
+from fledge.target import TargetOptions
 
 
-def respond_on_ray(
-    target: Target,
-    spec: TargetOptions,
-    prompts_url: str,
-    options: RespondOptions,
-    output_url: str,
-    ray_options: RayOptions,
-    progress: Progress = silent,
-    *,
-    privacy: PrivacyOptions | None = None,
-) -> RespondSummary:
-    """`respond` with one target per actor. The files equal those of the local stage, for any number of actors."""
-    if privacy is not None and privacy.answers:
-        require_privacy_extra()
-    fingerprint = respond_fingerprint(target, prompts_url, options, privacy)
-    options = fit_to_prompts(target, prompts_url, options)
-    if options.server is None:
-        check_context(target.config.max_position_embeddings, options)
-    prompts = Manifest.load(prompts_url).records
-    fingerprint.claim(output_url)
-    writer = ConversationWriter(output_url)
-    shards = range(writer.shards, -(-prompts // options.shard_size))
-    if shards:
-        share = None if options.server is None else options.server.share_of(ray_options.actors)
-        arguments = (spec, prompts_url, options.model_copy(update={"server": share}), privacy)
-        answered = map_in_order(shards, _answerer, arguments, ray_options, gpus=ray_options.gpus)
-        for shard, shard_answers in zip(shards, answered, strict=True):
-            write_audit(output_url, writer.shards, *(answered.audit for answered in shard_answers))
-            last = shard + 1 == shards.stop
-            writer.write(on_both_sides(shard_answers, output_url, options.heldout) if last else shard_answers)
-            progress(
-                min(prompts, (shard + 1) * options.shard_size), prompts, plural(ray_options.actors, "actor")
-            )
-    return respond_summary(prompts, output_url)
+@dataclass(frozen=True)
+class AnswerActors:
+    """Actors that answer in place of one engine; the files are the same for any number of them."""
+
+    target: TargetOptions  # each loads it
+    ray: RayOptions
+
+    def answers(
+        self, prompts_url: str, options: RespondOptions, privacy: PrivacyOptions | None, shards: range
+    ) -> Generator[Answered, None, None]:
+        """The outcomes of all prompts of these shards, in order."""
+        if not shards:
+            return
+        share = None if options.server is None else options.server.share_of(self.ray.actors)
+        arguments = (self.target, prompts_url, options.model_copy(update={"server": share}), privacy)
+        for answered in map_in_order(shards, _answerer, arguments, self.ray, gpus=self.ray.gpus):
+            yield from answered
 
 
 def _answerer(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 
 from fledge.base import storage
+from fledge.base.console import plural
 from fledge.base.errors import DataError
 from fledge.base.fingerprint import Fingerprint, claim_backend, make_fingerprint
 from fledge.base.storage import Manifest
@@ -19,10 +20,11 @@ from fledge.data.conversations import (
 from fledge.data.dialogue import AnswerScan, DialogueJobs
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.options import Progress, RespondOptions, silent
-from fledge.data.privacy import PrivacyOptions, write_audit
+from fledge.data.privacy import PrivacyOptions, require_privacy_extra, write_audit
 from fledge.data.privacy.filter import answer_scan
 from fledge.data.prompt_store import TrainingPrompt, read_prompts
 from fledge.data.prompts import backend_name, privacy_parts, target_parts
+from fledge.data.ray_respond import AnswerActors
 from fledge.data.served import AnswerServer, run_served
 from fledge.data.split import on_both_sides
 from fledge.data.turns import encode_plain
@@ -48,7 +50,7 @@ class RespondSummary:
 
 def respond(
     target: Target,
-    engine: Engine | AnswerServer,
+    engine: Engine | AnswerServer | AnswerActors,
     prompts_url: str,
     options: RespondOptions,
     output_url: str,
@@ -63,15 +65,21 @@ def respond(
     meanwhile the engine works on later shards, whose answers are saved as well.
 
     Args:
-        engine: this process' own, or a server.
+        engine: this process' own, a server, or actors on Ray.
         privacy: options of the privacy filter that scans each answer before it is stored; None: no filter.
         scan: replaces that filter.
     """
     given = options
     options = fit_to_prompts(target, prompts_url, options, engine if isinstance(engine, Engine) else None)
-    if isinstance(engine, Engine):
-        check_context(engine.max_context, options)
-    scan = scan or answer_scan(privacy)
+    if isinstance(engine, AnswerActors):
+        if options.server is None:
+            check_context(target.config.max_position_embeddings, options)
+        if privacy is not None and privacy.answers:
+            require_privacy_extra()
+    else:
+        if isinstance(engine, Engine):
+            check_context(engine.max_context, options)
+        scan = scan or answer_scan(privacy)
     prompts = Manifest.load(prompts_url).records
     respond_fingerprint(target, prompts_url, given, privacy).claim(output_url)
     writer = ConversationWriter(output_url)
@@ -81,15 +89,19 @@ def respond(
     waiting = Waiting(output_url, done)
     progress(done, prompts, "")
     rate = TokenRate()
-    jobs = DialogueJobs(target, options, scan, target.config.vocab_size)
     shard: list[Answered] = []
-    unanswered = enumerate(read_prompts(prompts_url, skip=done), start=done)
-    pending = (waiting.job(number, jobs.job(prompt)) for number, prompt in unanswered)
-    results = (
-        run_in_order(engine, pending, rate)
-        if isinstance(engine, Engine)
-        else run_served(engine, pending, rate)
-    )
+    if isinstance(engine, AnswerActors):
+        shards = range(writer.shards, -(-prompts // options.shard_size))
+        results = engine.answers(prompts_url, options, privacy, shards)
+    else:
+        jobs = DialogueJobs(target, options, scan, target.config.vocab_size)
+        unanswered = enumerate(read_prompts(prompts_url, skip=done), start=done)
+        pending = (waiting.job(number, jobs.job(prompt)) for number, prompt in unanswered)
+        results = (
+            run_in_order(engine, pending, rate)
+            if isinstance(engine, Engine)
+            else run_served(engine, pending, rate)
+        )
     try:
         for answered in results:
             done += 1
@@ -99,7 +111,9 @@ def respond(
                 writer.write(on_both_sides(shard, output_url, options.heldout) if done == prompts else shard)
                 waiting.forget(done)
                 shard = []
-            progress(done, prompts, f"{rate.per_second():,.0f} tokens/s")
+            speed = f"{rate.per_second():,.0f} tokens/s"
+            actors = plural(engine.ray.actors, "actor") if isinstance(engine, AnswerActors) else ""
+            progress(done, prompts, actors or speed)
     finally:
         results.close()
         waiting.save()

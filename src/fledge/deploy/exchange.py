@@ -6,9 +6,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from huggingface_hub import constants
@@ -24,7 +22,7 @@ from fledge.heads.engines import instead_of_last_layer, refusal, sglang_misses
 from fledge.heads.forms import Form, canonical_tensors, check_form
 from fledge.heads.hub import push_folder
 from fledge.released import RELEASED, head_url
-from fledge.target import Target
+from fledge.target import Target, TargetOptions
 from fledge.target.config import are_three_layers
 
 logger = logging.getLogger("fledge")
@@ -117,18 +115,16 @@ def import_head(
 
 
 def examine(
-    target: str,
+    target: TargetOptions,
     head: str,
     *,
     engine: str | None,
     reference: str | None,
     depth: int,
     max_tokens: int,
-    device: str,
-    chat_template_kwargs: Mapping[str, Any],
 ) -> int:
     """Print the doctor's findings; returns the exit code."""
-    loaded = Target.load(target, device=device, chat_template_kwargs=chat_template_kwargs)
+    loaded = target.load()
     with StageProgress("doctor") as progress:
         diagnosis = diagnose(
             loaded,

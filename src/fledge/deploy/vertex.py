@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fledge.base.console import console
 from fledge.base.errors import EngineError
+from fledge.deploy.vertex_options import VertexOptions
 
 # Each server's route for Vertex's raw predictions; all of them respond at /health.
 PREDICT_ROUTES = {
@@ -28,27 +29,6 @@ _INSTALL = 'Vertex AI needs its client library: pip install "fledge[vertex]"'
 _PORT = 8080
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECONDS = 7200.0  # per operation: a deployment waits for machines
-
-
-@dataclass(frozen=True)
-class VertexOptions:
-    """Deployment settings: the model, and the machines to run it on."""
-
-    project: str
-    region: str
-    image: str  # a container with fledge and the engine, in a registry Vertex can read
-    target: str  # hub id, or a folder in the image
-    head: str  # gs:// folder, hub id, or a folder in the image
-    name: str = "fledge"
-    engine: str = "sglang"
-    machine_type: str = "a3-highgpu-1g"
-    accelerator: str | None = "NVIDIA_H100_80GB"
-    accelerator_count: int = 1
-    min_replicas: int = 1
-    max_replicas: int = 1
-    service_account: str | None = None
-    # Environment of the container, such as HF_TOKEN.
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -71,7 +51,7 @@ class VertexClients:
 def deploy_vertex(options: VertexOptions, *, run: bool = False) -> None:
     """Print the calls, without the environment's values; with `run`, make them and print the endpoint."""
     requests = vertex_requests(options)
-    shown = vertex_requests(replace(options, environment=dict.fromkeys(options.environment, "***")))
+    shown = vertex_requests(options.changed(environment=dict.fromkeys(options.environment, "***")))
     for call, request in (
         ("ModelService.UploadModel", shown.upload),
         ("EndpointService.CreateEndpoint", shown.endpoint),
@@ -87,7 +67,6 @@ def deploy_vertex(options: VertexOptions, *, run: bool = False) -> None:
 
 def vertex_requests(options: VertexOptions) -> VertexRequests:
     """The three requests as the library's own messages."""
-    _check(options)
     v1 = _library()
     parent = f"projects/{options.project}/locations/{options.region}"
     command = ["serve", options.target, "--head", options.head]
@@ -194,26 +173,6 @@ def as_dict(request: Any) -> dict[str, Any]:
         type(request).to_json(request, including_default_value_fields=False, use_integers_for_enums=False)
     )
     return values
-
-
-def _check(options: VertexOptions) -> None:
-    if options.engine not in PREDICT_ROUTES:
-        raise EngineError(f"no engine {options.engine!r}: use one of {', '.join(PREDICT_ROUTES)}")
-    for name in ("project", "region", "image", "target", "head", "name", "machine_type"):
-        if not getattr(options, name):
-            raise EngineError(f"{name} is empty: name it")
-    if options.accelerator is not None and options.accelerator_count < 1:
-        raise EngineError(
-            f"{options.accelerator_count} accelerators per replica is invalid: use at least 1, or --accelerator none"
-        )
-    if options.engine == "fledge" and options.accelerator_count > 1:
-        raise EngineError(
-            "fledge's own engine uses one accelerator per replica: use more replicas, or --engine sglang or vllm"
-        )
-    if not 1 <= options.min_replicas <= options.max_replicas:
-        raise EngineError(
-            f"{options.min_replicas} to {options.max_replicas} replicas is invalid: use at least 1, and max >= min"
-        )
 
 
 def _library() -> Any:

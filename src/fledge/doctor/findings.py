@@ -65,15 +65,15 @@ class Measured:
 class Steps:
     """The steps of an examination, reported to a progress bar."""
 
-    tell: Progress
+    report: Progress
     total: int
     done: int = 0
 
     def next(self, note: str) -> None:
         """Start a step; the previous one is done."""
-        self.tell(self.done, self.total, note)
+        self.report(self.done, self.total, note)
         self.done += 1
 
     def part(self, share: float, note: str) -> None:
         """Report which share of the current step is done."""
-        self.tell(self.done - 1 + share, self.total, note)
+        self.report(self.done - 1 + share, self.total, note)

@@ -26,7 +26,7 @@ from fledge.native import build
 State = Literal["ok", "limited", "broken"]
 _MARKS: dict[State, str] = {"ok": "✓", "limited": "!", "broken": "✗"}
 _WANTED_GIB = 5.0  # GiB of free disk: a converted target, kernels, a small run
-# What the users' extras install, identified by one package each.
+# The users' extras, each identified by one package that it installs.
 _EXTRAS = {
     "data": "rensa",
     "train": "tensorboardX",

@@ -3,28 +3,26 @@
 Files:
 
     weights.py      all tensors of a head, with a drawing of the architecture
-    config.py       its sizes and provenance; vocabulary.py: the tokens it can propose
+    config.py       its sizes and provenance; options.py: sizes of a new one; vocabulary.py: tokens it can propose
     runner.py       its forward over a paged KV pool, in torch; cpu.py: on the CPU kernels
     race.py         how a sampled token is chosen, which the head can predict; race_triton.py: on a GPU
     tree.py         a batch of draft trees
 """
 
-from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.draft.runner import DraftOutput, HeadRunner, TorchHeadRunner
-from fledge.draft.tree import DraftTree
-from fledge.draft.vocabulary import DraftVocabulary, count_generated
-from fledge.draft.weights import HeadParts, HeadWeights
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DraftOutput",
-    "DraftTree",
-    "DraftVocabulary",
-    "DraftWeights",
-    "HeadConfig",
-    "HeadMetadata",
-    "HeadParts",
-    "HeadRunner",
-    "HeadWeights",
-    "TorchHeadRunner",
-    "count_generated",
-]
+from fledge.base.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from fledge.draft.config import HeadConfig as HeadConfig
+    from fledge.draft.config import HeadMetadata as HeadMetadata
+    from fledge.draft.runner import DraftOutput as DraftOutput
+    from fledge.draft.runner import HeadRunner as HeadRunner
+    from fledge.draft.runner import TorchHeadRunner as TorchHeadRunner
+    from fledge.draft.tree import DraftTree as DraftTree
+    from fledge.draft.vocabulary import DraftVocabulary as DraftVocabulary
+    from fledge.draft.vocabulary import count_generated as count_generated
+    from fledge.draft.weights import HeadParts as HeadParts
+    from fledge.draft.weights import HeadWeights as HeadWeights
+else:
+    __getattr__ = on_first_use(__name__)

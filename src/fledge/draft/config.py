@@ -4,76 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
-from fledge.base.errors import HeadError
+from fledge.draft.options import HeadOptions
 from fledge.target.config import DecoderConfig
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
-
-_DENSE_WIDTH = 6  # MLP width over hidden size, as SpecForge's heads for gpt-oss and Qwen3-30B-A3B have
-_LATENT_HEAD_DIM, _LATENT_KV_HEADS = 128, 8
-
-
-@dataclass(frozen=True)
-class ChosenSizes:
-    """Sizes of a new head that aren't fixed by its target; None: chosen by `complete`."""
-
-    intermediate_size: int | None = None
-    num_heads: int | None = None
-    num_kv_heads: int | None = None
-
-    def complete(self, target: AttentionSizes) -> LayerSizes:
-        """The sizes of the head's layer.
-
-        They are the target's, with two exceptions. Beside a mixture of experts, whose width is one expert's, the MLP is
-        as wide as a dense target's of that hidden size. Where keys and values are latent (DeepSeek), there are as many
-        heads of 128 as the hidden size holds, and 8 of keys. Raises a HeadError for sizes that don't fit together.
-        """
-        head_dim, heads, kv_heads = target.head_dim, target.num_heads, target.num_kv_heads
-        if target.latent_attention and target.hidden_size % (_LATENT_HEAD_DIM * _LATENT_KV_HEADS) == 0:
-            head_dim, kv_heads = _LATENT_HEAD_DIM, _LATENT_KV_HEADS
-            heads = target.hidden_size // head_dim
-        width = _DENSE_WIDTH * target.hidden_size if target.mixture else target.intermediate_size
-        heads, kv_heads = self.num_heads or heads, self.num_kv_heads or kv_heads
-        if heads % kv_heads:
-            raise HeadError(
-                f"a head of {heads} query heads can't share {kv_heads} heads of keys: set train.head.num_heads to a "
-                "multiple of train.head.num_kv_heads"
-            )
-        return LayerSizes(self.intermediate_size or width, heads, kv_heads, head_dim)
-
-
-class LayerSizes(NamedTuple):
-    """Sizes of a head's layer besides its hidden size."""
-
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-class AttentionSizes(Protocol):
-    """The target's sizes that determine those of its head."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def mixture(self) -> bool:
-        """True if the target has experts."""
-
-    @property
-    def latent_attention(self) -> bool:
-        """True if keys and values are compressed."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +46,7 @@ class HeadConfig:
         *,
         fc_norm: bool = False,
         norm_output: bool = False,
-        sizes: ChosenSizes = ChosenSizes(),
+        sizes: HeadOptions = HeadOptions(),
     ) -> HeadConfig:
         """A head as wide as its target; context length and RoPE are inherited too."""
         return cls(

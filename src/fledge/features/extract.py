@@ -134,24 +134,30 @@ def check_runnable(conversations: Iterable[Conversation], limit: int, vocab_size
 def sample_of(c: Conversation, argmax: Tensor, features: Tensor, hidden: Tensor) -> FeatureSample:
     """A conversation with the results of its forward; raises a DataError for hidden states that training can't use."""
     features, hidden = (t.to("cpu", torch.bfloat16).contiguous() for t in (features, hidden))
-    if not bool(torch.isfinite(features).all() and torch.isfinite(hidden).all()):
+    ids, mask = torch.tensor(c.token_ids, dtype=torch.int32), torch.tensor(c.loss_mask, dtype=torch.uint8)
+    sample = FeatureSample(
+        c.conversation_id, c.category, c.split, c.temperature, ids, mask, argmax, features, hidden
+    )
+    check_finite(sample)
+    return sample
+
+
+def check_finite(sample: FeatureSample) -> None:
+    """Raise a DataError for hidden states that training can't use."""
+    if not bool(torch.isfinite(sample.features).all() and torch.isfinite(sample.hidden).all()):
         raise DataError(
             "the target's hidden states hold infinities or NaN; run it in another type (target.dtype) or with "
             "target.backend=torch"
         )
-    ids, mask = torch.tensor(c.token_ids, dtype=torch.int32), torch.tensor(c.loss_mask, dtype=torch.uint8)
-    return FeatureSample(
-        c.conversation_id, c.category, c.split, c.temperature, ids, mask, argmax, features, hidden
-    )
 
 
-def likeliest_next(c: Conversation, hidden: Tensor, lm_head: Callable[[Tensor], Tensor]) -> Tensor:
+def likeliest_next(mask: Tensor, hidden: Tensor, lm_head: Callable[[Tensor], Tensor]) -> Tensor:
     """The most probable next token of each row, -1 if the next token wasn't generated, [n] int32.
 
-    `hidden` [n, Ht] are the lm_head's inputs.
+    `mask` [n]: the generated tokens; `hidden` [n, Ht]: the lm_head's inputs.
     """
-    best = torch.full((len(c.token_ids),), -1, dtype=torch.int32)
-    rows = torch.tensor(c.loss_mask[1:]).nonzero().flatten()
+    best = torch.full((len(mask),), -1, dtype=torch.int32)
+    rows = mask[1:].nonzero().flatten()
     for chunk in rows.split(_LOGIT_ROWS):
         best[chunk] = lm_head(hidden[chunk.to(hidden.device)]).argmax(-1).to("cpu", torch.int32)
     return best

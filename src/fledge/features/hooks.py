@@ -152,7 +152,7 @@ class HookExtractor:
             return projected
 
         return [
-            sample_of(c, likeliest_next(c, last[:n], logits), states[:n], last[:n])
+            sample_of(c, likeliest_next(torch.tensor(c.loss_mask), last[:n], logits), states[:n], last[:n])
             for c, n, states, last in zip(conversations, lengths, low_middle_high, hidden, strict=True)
         ]
 

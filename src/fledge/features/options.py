@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from fledge.base.options import RecipePart
 
 Codec = Literal["bf16", "fp8"]
 
 
-class FeatureServers(BaseModel):
+class FeatureServers(RecipePart):
     """Servers that hold the target and give its hidden states: the target isn't loaded here (see Features)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     urls: tuple[str, ...] = Field(
         min_length=1, description="addresses, such as http://localhost:8000; each does a share of the work"
@@ -51,10 +51,8 @@ class FeatureServers(BaseModel):
         return {"urls": value} if isinstance(value, list | tuple) else value
 
 
-class FeatureOptions(BaseModel):
+class FeatureOptions(RecipePart):
     """The target's hidden states over the conversations: what the head reads and learns from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     batch_tokens: int = Field(
         4096, ge=16, description="rows of one prefill of the target, conversations packed"

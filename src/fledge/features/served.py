@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from fledge.base.errors import DataError
@@ -132,7 +133,9 @@ class ServedExtractor:
         def logits(rows: Tensor) -> Tensor:
             return rows.to(lm_head.device, lm_head.dtype) @ lm_head.t()
 
-        return sample_of(c, likeliest_next(c, normed, logits), states[:, :3].flatten(1), normed)
+        return sample_of(
+            c, likeliest_next(torch.tensor(c.loss_mask), normed, logits), states[:, :3].flatten(1), normed
+        )
 
 
 def _only_model(server: FeatureServer) -> str:

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from fledge.base.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from fledge.learn.options import LearnOptions
-    from fledge.learn.service import Learning
-    from fledge.learn.versions import Card, Versions
+    from fledge.learn.options import LearnOptions as LearnOptions
+    from fledge.learn.service import Learning as Learning
+    from fledge.learn.versions import Card as Card
+    from fledge.learn.versions import Versions as Versions
 else:
     __getattr__ = on_first_use(__name__)
-
-__all__ = ["Card", "LearnOptions", "Learning", "Versions"]

@@ -49,7 +49,7 @@ class Intake:
             self._queue.put(_Ended(tape, token_ids, size))
         self.dropped += not fits
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send something else."""
         self._queue.put(message)
 

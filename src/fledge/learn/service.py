@@ -114,7 +114,7 @@ class Learning:
         self._engine, options = engine, self._options
         try:
             Path(options.folder).mkdir(parents=True, exist_ok=True)
-            told = self._told()
+            message = self._start_message()
         except (FledgeError, OSError) as error:
             self._stop(f"{options.folder} can't be written ({first_line(error)})")
         if not self._takes_in():
@@ -135,7 +135,7 @@ class Learning:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._intake = Intake(self._process.stdin, options.memory, self._not_sent)
-        self._intake.tell(told)
+        self._intake.send(message)
         threading.Thread(target=self._listen, name="fledge-learn", daemon=True).start()
         threading.Thread(target=self._keep, name="fledge-learn-keeper", daemon=True).start()
 
@@ -226,17 +226,16 @@ class Learning:
             self._why = "a version is pinned"
         return self._why is None
 
-    def _told(self) -> dict[str, Any]:
+    def _start_message(self) -> dict[str, Any]:
         """The first message to the process."""
         options, target, given = self._options, self._target, None
         if self.version is not None:
             given = str(self._versions.path(self.version))
         elif self._given is not None:
             given = str(self._saved(self._given))
-        told = options.model_dump()
         return {
             "kind": "options",
-            "options": told,
+            "options": options.model_dump(),
             "target": {
                 "model": str(target.place),
                 "dtype": str(target.dtype).removeprefix("torch."),
@@ -340,7 +339,7 @@ class Learning:
             )
             if self._intake is not None:
                 folder = self._versions.path(number) if number else Path(self._options.folder) / "given"
-                self._intake.tell({"kind": "back", "head": str(folder), "version": number})
+                self._intake.send({"kind": "back", "head": str(folder), "version": number})
             try:
                 self._versions.mark_rolled_back(fallen)
             except (FledgeError, OSError) as error:

@@ -17,10 +17,9 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from fledge.base.errors import DataError
 from fledge.draft import DraftVocabulary, HeadMetadata
 from fledge.features import FeatureSample, SampleInfo
-from fledge.features.extract import by_tokens
+from fledge.features.extract import by_tokens, likeliest_next
 from fledge.heads import Head
 from fledge.learn.options import LearnOptions
 from fledge.learn.ring import Ring
@@ -39,7 +38,6 @@ _WARMUP = 30  # steps
 _AGAIN = 0.3  # learning rates of a trained head, relative to a new one's
 _COMMON = 3  # conversations in which a token has to occur for a draft vocabulary to take it because of them
 _LIKELY = 0.1  # minimum share of an answer's tokens that are the target's most probable ones
-_LOGIT_ROWS = 256
 _AT_ONCE = 256  # tokens whose activations are in memory
 _FEWEST = 8  # conversations to start with
 
@@ -241,7 +239,7 @@ def new_head(
         keep_output=train.init == "lm_head",
         fc_norm=train.fc_norm,
         norm_output=train.norm_output,
-        sizes=train.head.sizes,
+        sizes=train.head,
         metadata=metadata,
     )
 
@@ -249,7 +247,7 @@ def new_head(
 def vocabulary_counts(target: Target, samples: Sequence[FeatureSample]) -> Tensor:
     """Count of each token, [V] int64; 0 for one of fewer than three conversations.
 
-    A head is a file, and its draft vocabulary would otherwise say which rare tokens a single client sent. What is left
+    A head is a file, and its draft vocabulary would otherwise say which rare tokens a single client sent. The rest
     is filled with the tokens of the lowest ids, in a BPE vocabulary the most frequent ones.
     """
     size = target.config.vocab_size
@@ -265,16 +263,10 @@ def with_argmax(sample: FeatureSample, lm_head: Tensor) -> FeatureSample:
     """A sampled conversation with the target's most probable tokens, from its hidden states."""
     if sample.temperature == 0:
         return sample
-    argmax = sample.argmax.clone()
-    for rows in sample.loss_mask[1:].nonzero().flatten().split(_LOGIT_ROWS):
-        argmax[rows] = (sample.hidden[rows].to(lm_head.dtype) @ lm_head.t()).argmax(-1).int()
+    argmax = likeliest_next(
+        sample.loss_mask, sample.hidden, lambda rows: rows.to(lm_head.dtype) @ lm_head.t()
+    )
     return replace(sample, argmax=argmax)
-
-
-def check_finite(sample: FeatureSample) -> None:
-    """Raise a DataError for hidden states that training can't use."""
-    if not bool(torch.isfinite(sample.features).all() and torch.isfinite(sample.hidden).all()):
-        raise DataError("hidden states hold infinities or NaN; run the target in another type")
 
 
 def is_likely(sample: FeatureSample) -> bool:

@@ -22,11 +22,12 @@ from typing import IO, Any
 from fledge.base.errors import DataError, first_line
 from fledge.data.privacy import PrivacyFilter
 from fledge.draft import HeadMetadata
+from fledge.features.extract import check_finite
 from fledge.heads import Head
 from fledge.learn.options import LearnOptions
 from fledge.learn.private import without_private
 from fledge.learn.ring import Ring
-from fledge.learn.student import Student, check_finite, is_likely, surely_worse, with_argmax
+from fledge.learn.student import Student, is_likely, surely_worse, with_argmax
 from fledge.learn.versions import Card, Versions
 from fledge.learn.wire import frames, sample_of
 from fledge.target import Target
@@ -61,8 +62,8 @@ class Worker:
 
     def __init__(self, pipe: IO[bytes], out: IO[str]) -> None:
         self._out, self._frames = out, frames(pipe)
-        told = next(self._frames).facts
-        options, target = told["options"], told["target"]
+        start = next(self._frames).facts
+        options, target = start["options"], start["target"]
         _lower_priority()
         self._options = LearnOptions(**options)
         self._target = Target.load(
@@ -76,13 +77,13 @@ class Worker:
         self._ring = Ring(self._options)
         self._privacy = PrivacyFilter() if self._options.privacy else None
         self._versions = Versions(self._options.folder)
-        self._serving: int | None = told["version"]
-        head = Head.load(told["head"]) if told["head"] else None
+        self._serving: int | None = start["version"]
+        head = Head.load(start["head"]) if start["head"] else None
         metadata = HeadMetadata(
-            **{**told["metadata"], "feature_layers": tuple(told["metadata"]["feature_layers"])}
+            **{**start["metadata"], "feature_layers": tuple(start["metadata"]["feature_layers"])}
         )
         self._student = Student(
-            self._target, self._ring, self._options, head, metadata=metadata, turn_ends=told["turn_ends"]
+            self._target, self._ring, self._options, head, metadata=metadata, turn_ends=start["turn_ends"]
         )
         self._back: tuple[str, int | None] | None = None  # a head to go back to, and its version
         self._loss: float | None = None

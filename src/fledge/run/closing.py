@@ -124,7 +124,7 @@ def print_closing(run: Run, records: Iterable[Record]) -> None:
 
 
 def print_summary(summary: Summary) -> None:
-    """Print each head on each workload, then plain decode against its limit, and the costs of the steps."""
+    """Print each head on each workload, then plain decode against its limit."""
     heads = {summary.head: summary.lines} if summary.head else {}
     if summary.released is not None:
         heads[RELEASED] = summary.released.lines
@@ -137,7 +137,12 @@ def print_summary(summary: Summary) -> None:
     columns = ["head", "workload", "tau", "plain", "ms", "speed-up", "same"]
     title = f"{summary.decoding.capitalize()}, batch 1: median ms per output token, plainly and with the head"
     print_table(title, columns, rows, text_columns=2)
-    say(*_cost_lines(summary))
+    if summary.plain is not None:
+        line = f"plain decode: {summary.plain.ms_per_token:.1f} ms per token"
+        limit, share = summary.plain.limit_ms_per_token, summary.plain.share_of_limit
+        if limit is not None and share is not None:
+            line += f"; reading the weights once takes {limit:.1f} ms, so it runs at {share:.2f} of the limit"
+        say(line)
 
 
 def _workload_row(label: str, workload: str, row: WorkloadSummary) -> list[str]:
@@ -147,23 +152,6 @@ def _workload_row(label: str, workload: str, row: WorkloadSummary) -> list[str]:
         # Rare, so no separate columns: the table fits into 80 characters.
         same += f", {count} {what}" if count else ""
     return [label, workload, *figures, same]
-
-
-def _cost_lines(summary: Summary) -> list[str]:
-    lines = []
-    if summary.plain is not None:
-        plain = f"plain decode: {summary.plain.ms_per_token:.1f} ms per token"
-        limit, share = summary.plain.limit_ms_per_token, summary.plain.share_of_limit
-        if limit is not None and share is not None:
-            plain += (
-                f"; reading the weights once takes {limit:.1f} ms, so it runs at {share:.2f} of the limit"
-            )
-        lines.append(plain)
-    if summary.verify_cost:
-        costs = ", ".join(f"{rows} nodes {ratio:.2f}" for rows, ratio in sorted(summary.verify_cost.items()))
-        draft = f"; a draft step {summary.draft_step_cost:.2f}" if summary.draft_step_cost is not None else ""
-        lines.append(f"a verify over a plain step: {costs}{draft}")
-    return lines
 
 
 def write_run_card(folder: str) -> str:

@@ -231,7 +231,7 @@ class Calibration:
             torch.zeros(self._target.config.vocab_size), self._draft_vocab_size
         )
         learner = Learner(
-            random_head(self._target, vocabulary, sizes=options.head.sizes),
+            random_head(self._target, vocabulary, sizes=options.head),
             self._target.ends,
             getattr(torch, options.dtype),
             self._target.device,
@@ -253,7 +253,7 @@ class Calibration:
         start = self._run.train_options.init_head  # `released` is a folder by now
         if start is not None:
             return Head.load(start).config
-        sizes = self._recipe.train.head.sizes
+        sizes = self._recipe.train.head
         return HeadConfig.for_target(self._target.config, self._draft_vocab_size, sizes=sizes)
 
     @property

@@ -139,13 +139,6 @@ def _refuse_late_failures(run: Run, pending: Collection[str]) -> None:
         refuse_untrainable(run.target, run.train_options)
     if "bench" in pending:
         refuse_impossible(run.target, recipe.bench)
-    size = min(recipe.train.draft_vocab_size, run.target.config.vocab_size)
-    new_head = "train" in pending and recipe.train.init_head is None
-    if "bench" in pending and new_head and recipe.bench.cost_repeats and recipe.bench.draft_rows > size:
-        raise RecipeError(
-            f"bench.draft_rows={recipe.bench.draft_rows} nodes can't be drafted from a draft vocabulary of {size}; "
-            "lower it, or raise train.draft_vocab_size"
-        )
 
 
 def _refuse_one_sided(run: Run, stage: Stage, pending: Collection[str]) -> None:

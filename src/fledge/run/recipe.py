@@ -11,20 +11,20 @@ and `fledge run demo train.epochs=3` changes one key of a recipe that ships with
 from __future__ import annotations
 
 import difflib
-import math
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from fledge.base import disk
 from fledge.base.checksums import sha256
 from fledge.base.errors import RecipeError, did_you_mean, one_line
+from fledge.base.options import RecipePart
 from fledge.base.storage import exists, join, read_bytes, write_atomic
 from fledge.bench import BenchOptions
 from fledge.data import PrivacyOptions, PromptOptions, RespondOptions
@@ -37,10 +37,8 @@ _LOGS = (".jsonl", ".ndjson", ".log", ".csv", ".tsv", ".parquet", ".txt")
 _CHECKSUM = re.compile(rb"# sha256 ([0-9a-f]{64})")
 
 
-class Recipe(BaseModel):
+class Recipe(RecipePart):
     """Everything a run depends on; each part belongs to the room that reads it. Nothing depends on `note`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: TargetOptions = TargetOptions()
     prompts: PromptOptions = PromptOptions()
@@ -90,9 +88,8 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(values, override)
     origin = partial(_origin, source, overrides)
-    _refuse_infinite(values, origin)
     try:
-        recipe = Recipe.model_validate(values)
+        return Recipe.model_validate(values)
     except ValidationError as error:
         # Report a misspelt key before a missing one, which it may have caused.
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
@@ -108,9 +105,6 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
         else:
             message = f"{origin(key)}: {key} = {wrong}; set {key} to a valid value"
         raise RecipeError(message) from error
-    # Again: YAML reads `inf` without a dot as a string, which only the model turns into a number.
-    _refuse_infinite(recipe.model_dump(mode="json"), origin)
-    return recipe
 
 
 def read_recipe_file(url: str) -> str:
@@ -219,15 +213,6 @@ def _origin(source: str, overrides: Sequence[str], key: str) -> str:
         if changed.startswith(f"{key}.") or f"{key}.".startswith(changed):
             return f"setting {override!r}"
     return f"recipe {source}"
-
-
-def _refuse_infinite(value: Any, origin: Callable[[str], str], key: str = "") -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RecipeError(f"{origin(key)}: {key} = {value} is refused: no option takes it; give a number")
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, part in parts:
-        _refuse_infinite(name, origin, key)
-        _refuse_infinite(part, origin, f"{key}.{name}" if key else str(name))
 
 
 def _suggestion(place: Sequence[int | str]) -> str:

@@ -33,7 +33,7 @@ from fledge.data import (
     respond,
     respond_fingerprint,
 )
-from fledge.data.ray_respond import respond_on_ray
+from fledge.data.ray_respond import AnswerActors
 from fledge.data.reasons import loss_lines, reasons_line, rejected_line
 from fledge.data.responses import fit_to_prompts
 from fledge.engine import Engine
@@ -89,10 +89,7 @@ def _prompts(run: Run, progress: Progress) -> StageResult:
 def _respond(run: Run, progress: Progress) -> StageResult:
     options = run.recipe.respond
     places = run.url("prompts"), options, run.url("conversations")
-    if run.ray is not None:
-        data = respond_on_ray(run.target, run.recipe.target, *places, run.ray, progress, privacy=run.privacy)
-    else:
-        data = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
+    data = respond(run.target, _answerer(run), *places, progress, privacy=run.privacy)
     stats = data.statistics
     line = (
         f"{plural(stats.conversations, 'conversation')}, {plural(stats.supervised_tokens, 'response token')}"
@@ -103,7 +100,9 @@ def _respond(run: Run, progress: Progress) -> StageResult:
     return StageResult(f"{line}, {stats.heldout:,} held out", {"response_tokens": stats.supervised_tokens})
 
 
-def _answerer(run: Run) -> Engine | AnswerServer:
+def _answerer(run: Run) -> Engine | AnswerServer | AnswerActors:
+    if run.ray is not None:
+        return AnswerActors(run.recipe.target, run.ray)
     options = fit_to_prompts(run.target, run.url("prompts"), run.recipe.respond)
     if options.server is not None:
         return AnswerServer(run.target, options.server)

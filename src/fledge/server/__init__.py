@@ -5,10 +5,6 @@ from typing import TYPE_CHECKING
 from fledge.base.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from fledge.server.app import create_app
-    from fledge.server.launch import serve
-    from fledge.server.options import ServerOptions
+    from fledge.server.launch import serve as serve
 else:
     __getattr__ = on_first_use(__name__)
-
-__all__ = ["ServerOptions", "create_app", "serve"]

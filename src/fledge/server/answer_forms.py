@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fledge.engine.json_schema import without_unique_items
-from fledge.server.strict import StrictBody, tell
+from fledge.server.strict import StrictBody, log_once
 from fledge.server.values import StopText
 
 
@@ -53,5 +53,5 @@ def usable(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema of an answer or of arguments without `uniqueItems`: a set holds each item once in any case."""
     changed: dict[str, Any] = without_unique_items(schema)
     if changed != schema:
-        tell("uniqueItems", "uniqueItems is left out of schemas: lists in answers may hold an item twice")
+        log_once("uniqueItems", "uniqueItems is left out of schemas: lists in answers may hold an item twice")
     return changed

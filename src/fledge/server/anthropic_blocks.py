@@ -15,7 +15,7 @@ from fledge.server import errors
 from fledge.server.conversation import FunctionName
 from fledge.server.errors import ApiError
 from fledge.server.render import Json
-from fledge.server.strict import ForgivingBody, read, tell
+from fledge.server.strict import ForgivingBody, log_once, read
 
 _CALL_ID = Annotated[str, Field(max_length=256)]
 _Blocks = Annotated[list[dict[str, Any]], Field(max_length=1024)]
@@ -81,7 +81,9 @@ def chat_messages(message: AnthropicMessage, at: str) -> list[Json]:
         if message.role == "assistant" and kind in ("thinking", "tool_use"):
             _add(rest, block, place)
         elif message.role == "assistant" and _is_another_server_s(kind):
-            tell(f"content.{kind}", f"blocks of the type {kind} are left out of messages: they aren't shown")
+            log_once(
+                f"content.{kind}", f"blocks of the type {kind} are left out of messages: they aren't shown"
+            )
         elif kind == "tool_result" and message.role == "user":
             result = read(_ToolResult, block, place)
             made.append(

@@ -17,8 +17,11 @@ _ID_LENGTH = 9  # required by Mistral's templates; others accept any
 Functions = Mapping[str, Mapping[str, Any]]
 
 
-class CallParser(ABC):
-    """Parses one answer's text. Text that isn't a call of an offered function stays content, unchanged."""
+class AnswerParser:
+    """Parses one answer's text, piece by piece."""
+
+    # Each state parses from the beginning of the text, and returns True if the next can process the rest.
+    _go_on: Callable[[MessageParts], bool]
 
     def __init__(self, functions: Functions, *, several: bool = True) -> None:
         """Without `several` only the first call is reported."""
@@ -29,9 +32,6 @@ class CallParser(ABC):
         self.ended = False  # which ended by itself
         self._text = ""  # not processed yet
         self._last = False
-        self._silent = False  # since a call
-        # Each state parses from the beginning of the text, and returns True if the next can process the rest.
-        self._go_on: Callable[[MessageParts], bool] = self._words
 
     def add(self, text: str, parts: MessageParts, *, last: bool) -> None:
         """Parse more text; add final parts to `parts`. `last`: no more text will follow."""
@@ -39,6 +39,24 @@ class CallParser(ABC):
         self._last = last
         while self._go_on(parts):
             pass
+
+    def _call(self, parts: MessageParts, name: str, arguments: str = "") -> None:
+        self.calls += 1
+        if self._several or self.calls == 1:
+            parts.begin_call(self.calls - 1, Call(new_call_id(), name, arguments))
+
+    def _pass_on(self, parts: MessageParts, arguments: str) -> None:
+        if self._several or self.calls == 1:
+            parts.add_arguments(self.calls - 1, arguments)
+
+
+class CallParser(AnswerParser, ABC):
+    """Finds calls behind marks. Text that isn't a call of an offered function stays content, unchanged."""
+
+    def __init__(self, functions: Functions, *, several: bool = True) -> None:
+        super().__init__(functions, several=several)
+        self._silent = False  # since a call
+        self._go_on = self._words
 
     @property
     @abstractmethod
@@ -76,14 +94,8 @@ class CallParser(ABC):
         self._silent = self._silent and not length
 
     def _call(self, parts: MessageParts, name: str, arguments: str = "") -> None:
-        self.calls += 1
+        super()._call(parts, name, arguments)
         self._silent = True
-        if self._several or self.calls == 1:
-            parts.begin_call(self.calls - 1, Call(new_call_id(), name, arguments))
-
-    def _pass_on(self, parts: MessageParts, arguments: str) -> None:
-        if self._several or self.calls == 1:
-            parts.add_arguments(self.calls - 1, arguments)
 
 
 class CallForm(Protocol):

@@ -66,7 +66,7 @@ class ContentPart(ForgivingBody):
 
     @property
     def said(self) -> str:
-        """Its text. What is encrypted for another server says nothing."""
+        """Its text; empty if it is encrypted for another server."""
         given = getattr(self, _PARTS[self.type] or "text")
         if isinstance(given, list):  # Mistral's: a list of texts
             return "".join(str(each.get("text") or "") for each in given)

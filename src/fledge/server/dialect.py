@@ -15,7 +15,6 @@ from fledge.server.call_forms import CALL_FORMS, grammar
 from fledge.server.call_parser import CallForm, Functions, sign
 from fledge.server.conversation import NamedTool
 from fledge.server.form_grammar import after_thinking, lark_of
-from fledge.server.harmony import ChannelReader
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.reader import REASONING_PARSERS, THINK, THOUGHT, Reader, Thoughts
 from fledge.target import Target
@@ -55,15 +54,14 @@ class Dialect:
         self._tokens = {str(token): int(token_id) for token_id, token in added.items()}
         self._special = {str(token) for token in added.values() if token.special}
 
-    def reader(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Reader | ChannelReader | None:
+    def reader(self, body: ChatRequest, prompt_ids: Sequence[int]) -> Reader | None:
         """The reader of one answer to `body`; None: all of it is content."""
+        several = body.parallel_tool_calls is not False
         if self._has_channels:
             final = bool(self.opening(body)) or bool(body.continue_final_message)
-            names = {tool.function.name for tool in body.offered}
-            return ChannelReader(names, several=body.parallel_tool_calls is not False, final=final)
+            return Reader(None, harmony.ChannelParser(_functions(body), several=several, final=final))
         start = self._thinking(body, prompt_ids)
         thoughts = None if start is Thinking.NONE else Thoughts(inside=start is Thinking.BEGUN)
-        several = body.parallel_tool_calls is not False
         calls = self.call_form.reader(_functions(body), several=several) if body.offered else None
         return Reader(thoughts, calls) if thoughts or calls else None
 

@@ -16,7 +16,7 @@ from fledge.engine import GrammarsFullError
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC = "/v1/messages"
 _ANTHROPIC_TYPES = {**_TYPES, 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
-# What pydantic calls the alternatives of a field with several forms, of which some are classes.
+# Pydantic's names for the alternatives of a field with several forms; some are class names.
 _ALTERNATIVE = re.compile(r"(constrained-)?(str|int|float|bool|dict|list\[.*\])|[A-Z][a-z]+[A-Z]\w*")
 # Descriptions of such fields: an error about one alternative alone would mislead.
 _FORMS = {
@@ -79,24 +79,23 @@ class ApiError(Exception):
         return Response(json.dumps(body), self.status, headers=self.headers, media_type="application/json")
 
 
+def _unavailable(message: str, code: str, seconds: int) -> ApiError:
+    """Nothing is wrong with the request; it may be sent again in so many seconds."""
+    return ApiError(503, message, code=code, headers={"Retry-After": str(seconds)})
+
+
 def overloaded(waiting: int, seconds: int) -> ApiError:
     """The queue is full."""
-    return ApiError(
-        503,
-        f"the server is overloaded: {waiting} answers are waiting; try again in {seconds} s",
-        code="overloaded",
-        headers={"Retry-After": str(seconds)},
-    )
+    message = f"the server is overloaded: {waiting} answers are waiting; try again in {seconds} s"
+    return _unavailable(message, "overloaded", seconds)
 
 
 def draining(seconds: int) -> ApiError:
     """The server is about to stop."""
-    return ApiError(
-        503,
-        "the server is shutting down; try again, another instance may answer",
-        code="shutting_down",
-        headers={"Retry-After": str(seconds), "Connection": "close"},
-    )
+    message = "the server is shutting down; try again, another instance may answer"
+    error = _unavailable(message, "shutting_down", seconds)
+    error.headers["Connection"] = "close"
+    return error
 
 
 def engine_failed() -> ApiError:
@@ -120,12 +119,8 @@ def too_complex() -> ApiError:
 
 def too_many_forms() -> ApiError:
     """Answers in progress have as many different grammars as memory allows."""
-    return ApiError(
-        503,
-        f"the answers in progress have too many different schemas and grammars; try again in {_FORMS_RETRY_S} s",
-        code="overloaded",
-        headers={"Retry-After": str(_FORMS_RETRY_S)},
-    )
+    message = f"the answers in progress have too many different schemas and grammars; try again in {_FORMS_RETRY_S} s"
+    return _unavailable(message, "overloaded", _FORMS_RETRY_S)
 
 
 def timed_out(seconds: float) -> ApiError:
@@ -166,7 +161,7 @@ def no_json() -> ApiError:
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """The first error pydantic found, without the input."""
-    first = _most_telling(errors)
+    first = _closest(errors)
     place = _place(first)
     kind, name = first.get("type"), ".".join(place)
     if kind == "json_invalid":
@@ -183,7 +178,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return invalid(f"{name or 'the body'}: {message}", name or None)
 
 
-def _most_telling(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _closest(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The first error; for a field with several forms, that of the form the input comes closest to.
 
     That is an error other than a wrong type, which all other forms have too, and the most deeply nested one.

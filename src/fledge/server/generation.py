@@ -153,7 +153,7 @@ class Server:
                     except GrammarsFullError:
                         raise
                     except EngineError:
-                        await asyncio.to_thread(_tell_where, body)
+                        await asyncio.to_thread(_raise_schema_fault, body)
                         raise
         return form, grammar
 
@@ -309,7 +309,7 @@ async def _events(jobs: list[Job], renderer: Rendering) -> AsyncGenerator[bytes]
         yield renderer.failed(error)
 
 
-def _tell_where(body: ChatRequest | CompletionRequest) -> None:
+def _raise_schema_fault(body: ChatRequest | CompletionRequest) -> None:
     """Raise an ApiError that names the part of a schema at fault, if it is one's."""
     given = body.structured_outputs.json_ if body.structured_outputs is not None else body.answer_schema
     with suppress(ValueError):

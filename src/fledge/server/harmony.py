@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fledge.engine.json_schema import prepared
 from fledge.engine.stops import overlap
-from fledge.server.call_parser import new_call_id, parsed_object
-from fledge.server.message import Call, MessageParts
+from fledge.server.call_parser import AnswerParser, Functions, parsed_object
+from fledge.server.message import MessageParts
 from fledge.server.tool_calls import JsonObject
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -28,98 +28,67 @@ _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 _BETWEEN = "\n\n"  # two messages of the same kind
 
 
-class ChannelReader:
-    """Reads one answer's text, piece by piece; the parts of all pieces add up to the message."""
+class ChannelParser(AnswerParser):
+    """Parses one answer's text, all of which is in messages."""
 
-    def __init__(self, names: Collection[str], *, several: bool = True, final: bool = False) -> None:
-        """`names`: the offered functions. `final`: the prompt has opened the final channel."""
-        self._names = names
-        self._several = several
-        self._text = ""  # not processed yet
+    def __init__(self, functions: Functions, *, several: bool = True, final: bool = False) -> None:
+        """`final`: the prompt has opened the final channel."""
+        super().__init__(functions, several=several)
         self._begun = False  # the answer has a message
-        self._calls = 0
         self._object = JsonObject()
         self._kind: Literal["content", "reasoning", "call"] = "content"  # of the message
         self._said = {"content": False, "reasoning": False}
         self._separate = False  # something of this kind came before
-        self._whole = self._ended = False
-        self._state: Callable[[MessageParts, bool], bool] = self._body if final else self._header
+        self._go_on = self._body if final else self._header
 
-    @property
-    def has_called(self) -> bool:
-        """True once a call has been read."""
-        return self._calls > 0
-
-    def add(self, text: str, *, last: bool) -> MessageParts:
-        """The parts that this text makes final; `last`: no more text will follow."""
-        parts = MessageParts()
-        self._text += text
-        while self._state(parts, last):
-            pass
-        return parts
-
-    def read(self, text: str, *, ended: bool) -> MessageParts:
-        """A complete answer. `ended`: by itself; then a call whose arguments aren't JSON is content."""
-        self._whole, self._ended = True, ended
-        return self.add(text, last=True)
-
-    def _header(self, parts: MessageParts, last: bool) -> bool:
+    def _header(self, parts: MessageParts) -> bool:
         """State before a message: its role, channel and recipient."""
         head, found, rest = self._text.partition(MESSAGE)
         if not found:
             bare = head.lstrip()
             plain = bare and not any(bare.startswith(sign[: len(bare)]) for sign in (CHANNEL, START, "to="))
             cut = any(sign in bare for sign in (CHANNEL, START, "to="))
-            if not self._begun and (plain or (last and bare and not cut)):  # an answer without channels
-                self._state = self._body
+            if not self._begun and (plain or (self._last and bare and not cut)):  # an answer without channels
+                self._go_on = self._body
                 return True
             return False
         self._begun = True
         channel = _CHANNEL_NAME.search(head)
         recipient = _RECIPIENT.search(head)
-        self._text, self._state = rest, self._body
+        self._text, self._go_on = rest, self._body
         self._kind = "reasoning" if channel is not None and channel[1] == "analysis" else "content"
-        if recipient is not None and recipient[1] in self._names and self._is_call(rest):
+        if recipient is not None and recipient[1] in self._functions and self._is_call(rest):
             self._kind, self._object = "call", JsonObject()
-            self._calls += 1
-            if self._reported:
-                parts.begin_call(self._calls - 1, Call(new_call_id(), recipient[1]))
+            self._call(parts, recipient[1])
         else:
             self._separate = self._said[self._kind]
         return True
 
-    def _body(self, parts: MessageParts, last: bool) -> bool:
+    def _body(self, parts: MessageParts) -> bool:
         """A message's text, up to its end."""
         at, mark = _end(self._text)
         if at < 0:
-            held = 0 if last else max(overlap(self._text, mark) for mark in _ENDS)
+            held = 0 if self._last else max(overlap(self._text, mark) for mark in _ENDS)
             at = len(self._text) - held
         self._emit(parts, self._text[:at])
         self._text = self._text[at:].removeprefix(mark) if mark else self._text[at:]
         if mark:
-            self._begun, self._state = True, self._header
+            self._begun, self._go_on = True, self._header
         return bool(mark)
 
     def _emit(self, parts: MessageParts, text: str) -> None:
-        if not text:
-            return
         if self._kind == "call":
-            if self._reported:
-                parts.add_arguments(self._calls - 1, self._object.valid(text))
-            return
-        text = _BETWEEN * self._separate + text
-        self._separate, self._said[self._kind] = False, True
-        parts.add(self._kind, text)
-
-    @property
-    def _reported(self) -> bool:
-        return self._several or self._calls == 1
+            self._pass_on(parts, self._object.valid(text))
+        elif text:
+            text = _BETWEEN * self._separate + text
+            self._separate, self._said[self._kind] = False, True
+            parts.add(self._kind, text)
 
     def _is_call(self, rest: str) -> bool:
-        if not self._whole:
+        if not self.whole:
             return True
         at, mark = _end(rest)
-        if not mark and not self._ended:
+        if not mark and not self.ended:
             return True
         return parsed_object(JsonObject().valid(rest[:at] if mark else rest)) is not None
 

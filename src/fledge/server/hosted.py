@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from fledge.server.strict import tell
+from fledge.server.strict import log_once
 
 
 def without_hosted(tools: Any, *, own: Collection[str | None], advice: str) -> Any:
@@ -22,7 +22,7 @@ def without_hosted(tools: Any, *, own: Collection[str | None], advice: str) -> A
     if left_out and not any(kept):
         raise ValueError(f"tools of the type {left_out[0]:.40} aren't supported; {advice}")
     for kind in left_out:
-        tell(f"tool.{kind}", f"tools of the type {kind} are left out of requests: this server has none")
+        log_once(f"tool.{kind}", f"tools of the type {kind} are left out of requests: this server has none")
     return kept
 
 

@@ -17,7 +17,6 @@ from fledge.engine import Completion, SamplingParams, StepResult, TokenLogprob, 
 from fledge.engine.detokenize import Detokenizer, decode
 from fledge.engine.structured import Follower
 from fledge.server.errors import ApiError
-from fledge.server.harmony import ChannelReader
 from fledge.server.message import MessageParts
 from fledge.server.reader import Reader
 
@@ -57,7 +56,7 @@ class Job:
         with_stop: bool = False,
         prompt_only: bool = False,
         grammar: Follower | None = None,
-        reader: Reader | ChannelReader | None = None,
+        reader: Reader | None = None,
     ) -> None:
         """`echo`: text to put before the answer. `continues`: the answer's text continues the prompt's.
 

@@ -6,9 +6,9 @@ Each quantity is recorded once, as `fledge:...`, and exported under all its name
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,6 +31,29 @@ _RECENT = 0.1  # weight of the newest answer in moving averages
 _RATE_S = 5.0  # window of tokens per second
 
 
+# Histograms of answers: name, text, buckets, and the names of others ("vllm:" alone: vLLM calls it the same).
+_OF_ANSWERS = (
+    ("time_to_first_token_seconds", "from arrival to the first token", _SECONDS, "vllm: sglang:"),
+    ("inter_token_latency_seconds", "between tokens", _TOKEN_SECONDS, "vllm: sglang:"),
+    (
+        "time_per_output_token_seconds", "mean per answer", _TOKEN_SECONDS,
+        "vllm:request_time_per_output_token_seconds vllm: sglang:",
+    ),
+    ("e2e_request_latency_seconds", "from arrival to the last token", _SECONDS, "vllm: sglang:"),
+    (
+        "request_queue_time_seconds", "from arrival until the engine accepts it", _SECONDS,
+        "vllm: sglang:queue_time_seconds",
+    ),
+    ("request_prefill_time_seconds", "from then to the first token", _SECONDS, "vllm:"),
+    ("request_decode_time_seconds", "from the first to the last token", _SECONDS, "vllm:"),
+    ("request_inference_time_seconds", "prefill and decode together", _SECONDS, "vllm:"),
+    ("request_params_max_tokens", "token limit of an answer", _TOKENS, "vllm: vllm:request_max_num_generation_tokens"),
+    ("request_prompt_tokens", "tokens of a prompt", _TOKENS, "vllm: sglang:prompt_tokens_histogram"),
+    ("request_generation_tokens", "tokens of an answer", _TOKENS, "vllm: sglang:generation_tokens_histogram"),
+    ("request_tau", "tokens per verify of an answer with speculation", _TAUS, ""),
+)  # fmt: skip
+
+
 class Metrics(Collector):
     """Records events of jobs; `text` is the page Prometheus scrapes."""
 
@@ -39,55 +62,16 @@ class Metrics(Collector):
         self._engine, self._waiting = engine, waiting
         self._model = model
         self._own = CollectorRegistry(auto_describe=True)  # the recorded metrics, as fledge:...
-        self._also: dict[str, tuple[str, ...]] = {}  # their other names
+        self._also: dict[str, list[str]] = {}  # their other names
         self._page = CollectorRegistry()
         self._page.register(self)
-        self.ttft = self._histogram(
-            "time_to_first_token_seconds", "from arrival to the first token", _SECONDS,
-            "vllm:time_to_first_token_seconds", "sglang:time_to_first_token_seconds",
-        )  # fmt: skip
-        self.itl = self._histogram(
-            "inter_token_latency_seconds", "between tokens", _TOKEN_SECONDS,
-            "vllm:inter_token_latency_seconds", "sglang:inter_token_latency_seconds",
-        )  # fmt: skip
-        self.tpot = self._histogram(
-            "time_per_output_token_seconds", "mean per answer", _TOKEN_SECONDS,
-            "vllm:request_time_per_output_token_seconds", "vllm:time_per_output_token_seconds",
-            "sglang:time_per_output_token_seconds",
-        )  # fmt: skip
-        self.e2e = self._histogram(
-            "e2e_request_latency_seconds", "from arrival to the last token", _SECONDS,
-            "vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds",
-        )  # fmt: skip
-        self.queue = self._histogram(
-            "request_queue_time_seconds", "from arrival until the engine accepts it", _SECONDS,
-            "vllm:request_queue_time_seconds", "sglang:queue_time_seconds",
-        )  # fmt: skip
-        self.prefill = self._histogram(
-            "request_prefill_time_seconds", "from then to the first token", _SECONDS,
-            "vllm:request_prefill_time_seconds",
-        )  # fmt: skip
-        self.decode = self._histogram(
-            "request_decode_time_seconds", "from the first to the last token", _SECONDS,
-            "vllm:request_decode_time_seconds",
-        )  # fmt: skip
-        self.inference = self._histogram(
-            "request_inference_time_seconds", "prefill and decode together", _SECONDS,
-            "vllm:request_inference_time_seconds",
-        )  # fmt: skip
-        self.longest = self._histogram(
-            "request_params_max_tokens", "token limit of an answer", _TOKENS,
-            "vllm:request_params_max_tokens", "vllm:request_max_num_generation_tokens",
-        )  # fmt: skip
-        self.prompt = self._histogram(
-            "request_prompt_tokens", "tokens of a prompt", _TOKENS,
-            "vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram",
-        )  # fmt: skip
-        self.generation = self._histogram(
-            "request_generation_tokens", "tokens of an answer", _TOKENS,
-            "vllm:request_generation_tokens", "sglang:generation_tokens_histogram",
-        )  # fmt: skip
-        self.tau = self._histogram("request_tau", "tokens per verify of an answer with speculation", _TAUS)
+        self._of_answers: dict[str, Histogram] = {}
+        for name, text, buckets, also in _OF_ANSWERS:
+            self._also[f"fledge:{name}"] = [
+                (other + name if other.endswith(":") else other) for other in also.split()
+            ]
+            family = Histogram(f"fledge:{name}", text, ("model_name",), registry=self._own, buckets=buckets)
+            self._of_answers[name] = family.labels(model)
         self.prompt_tokens = self._counter(
             "prompt_tokens", "prompt tokens of finished answers", "vllm:prompt_tokens", "sglang:prompt_tokens"
         ).labels(model)
@@ -122,10 +106,11 @@ class Metrics(Collector):
         if count:
             if job.newest is None:
                 self.requests.inc()
-                self.ttft.observe(now - job.created)
+                self._of_answers["time_to_first_token_seconds"].observe(now - job.created)
             else:
+                between = self._of_answers["inter_token_latency_seconds"]
                 for _ in range(count):
-                    self.itl.observe((now - job.newest) / count)
+                    between.observe((now - job.newest) / count)
             job.newest = now
             self.generation_tokens.inc(count)
             self._rate.add(count)
@@ -140,20 +125,24 @@ class Metrics(Collector):
         assert result.completion is not None
         stats, seconds = result.completion.stats, time.perf_counter() - job.created
         self.ended(result.completion.finish_reason)
-        self.e2e.observe(seconds)
-        self.queue.observe(job.entered - job.created)
-        self.prefill.observe(stats.ttft_ms / 1e3)
-        self.decode.observe((stats.e2e_ms - stats.ttft_ms) / 1e3)
-        self.inference.observe(stats.e2e_ms / 1e3)
-        self.longest.observe(job.params.max_tokens)
         self.recent_e2e += _RECENT * (seconds - self.recent_e2e)
-        self.prompt.observe(len(job.prompt_ids))
         self.prompt_tokens.inc(len(job.prompt_ids))
-        self.generation.observe(stats.tokens)
+        observed = {
+            "e2e_request_latency_seconds": seconds,
+            "request_queue_time_seconds": job.entered - job.created,
+            "request_prefill_time_seconds": stats.ttft_ms / 1e3,
+            "request_decode_time_seconds": (stats.e2e_ms - stats.ttft_ms) / 1e3,
+            "request_inference_time_seconds": stats.e2e_ms / 1e3,
+            "request_params_max_tokens": job.params.max_tokens,
+            "request_prompt_tokens": len(job.prompt_ids),
+            "request_generation_tokens": stats.tokens,
+        }
         if stats.tokens > 1:
-            self.tpot.observe(stats.tpot_ms / 1e3)
+            observed["time_per_output_token_seconds"] = stats.tpot_ms / 1e3
         if stats.drafted_rounds:
-            self.tau.observe(stats.tau)
+            observed["request_tau"] = stats.tau
+        for name, value in observed.items():
+            self._of_answers[name].observe(value)
 
     def collect(self) -> Iterator[Metric]:
         """The recorded metrics under all their names, and the engine's own gauges and counters."""
@@ -165,85 +154,68 @@ class Metrics(Collector):
         yield from self._gauges(stats)
         yield from self._counters(stats)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *also: str) -> Histogram:
-        self._also[f"fledge:{name}"] = also
-        family = Histogram(f"fledge:{name}", text, ("model_name",), registry=self._own, buckets=buckets)
-        return family.labels(self._model)
-
     def _counter(
         self, name: str, text: str, *also: str, labels: tuple[str, ...] = ("model_name",)
     ) -> Counter:
-        self._also[f"fledge:{name}"] = also
+        self._also[f"fledge:{name}"] = [*also]
         return Counter(f"fledge:{name}", text, labels, registry=self._own)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
-        running, waiting = stats.running, stats.waiting + self._waiting()
-        rate = sum(stats.accepted_by_depth) / stats.draft_tokens if stats.draft_tokens else 0.0
-        yield from self._gauge(
-            running, "requests being answered", "vllm:num_requests_running", "sglang:num_running_reqs"
-        )
-        yield from self._gauge(
-            waiting, "requests waiting", "vllm:num_requests_waiting", "sglang:num_queue_reqs"
-        )
-        yield from self._gauge(
-            stats.kv_usage, "share of the KV pool in use", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
-            "sglang:token_usage",
-        )  # fmt: skip
-        queried = stats.hit_tokens + stats.prompt_tokens
-        hits = stats.hit_tokens / queried if queried else 0.0
-        yield from self._gauge(hits, "share of prompt tokens in the prefix cache", "sglang:cache_hit_rate")
-        yield from self._gauge(self._rate.add(0), "tokens per second", "sglang:gen_throughput")
-        yield from self._gauge(
-            stats.tau, "tokens per round and request", "fledge:tau", "sglang:spec_accept_length"
-        )
-        yield from self._gauge(rate, "share of drafted tokens that were accepted", "sglang:spec_accept_rate")
+        drafted, looked_up = stats.draft_tokens, stats.hit_tokens + stats.prompt_tokens
+        accepted = sum(stats.accepted_by_depth) / drafted if drafted else 0.0
+        hits = stats.hit_tokens / looked_up if looked_up else 0.0
+        waiting = stats.waiting + self._waiting()
+        for value, text, names in (
+            (stats.running, "requests being answered", "vllm:num_requests_running sglang:num_running_reqs"),
+            (waiting, "requests waiting", "vllm:num_requests_waiting sglang:num_queue_reqs"),
+            (
+                stats.kv_usage, "share of the KV pool in use",
+                "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage",
+            ),
+            (hits, "share of prompt tokens in the prefix cache", "sglang:cache_hit_rate"),
+            (self._rate.add(0), "tokens per second", "sglang:gen_throughput"),
+            (stats.tau, "tokens per round and request", "fledge:tau sglang:spec_accept_length"),
+            (accepted, "share of drafted tokens that were accepted", "sglang:spec_accept_rate"),
+        ):  # fmt: skip
+            for name in names.split():
+                yield _filled(GaugeMetricFamily(name, text, labels=("model_name",)), {(self._model,): value})
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
-        accepted = stats.accepted_by_depth
-        yield self._total("vllm:num_preemptions", "requests sent back to the queue", stats.preemptions)
-        yield self._total("vllm:spec_decode_num_drafts", "draft trees proposed", stats.drafts)
-        yield self._total("vllm:spec_decode_num_draft_tokens", "nodes of draft trees", stats.draft_tokens)
-        yield self._total("vllm:spec_decode_num_accepted_tokens", "accepted drafts", sum(accepted))
-        positions = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "accepted drafts by depth",
-            labels=("model_name", "position"),
-        )
-        for position, count in enumerate(accepted):
-            positions.add_metric((self._model, str(position)), count)
-        yield positions
-        queried = stats.hit_tokens + stats.prompt_tokens
-        yield self._total("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", queried)
-        yield self._total("vllm:prefix_cache_hits", "prompt tokens found there", stats.hit_tokens)
-        yield self._total("sglang:cached_tokens", "prompt tokens found there", stats.hit_tokens)
-        yield self._total("fledge:rounds", "rounds of the engine", stats.rounds)
-        yield self._total("fledge:request_rounds", "requests summed over rounds", stats.request_rounds)
-        yield self._total("fledge:round_tokens", "tokens emitted in rounds", stats.round_tokens)
-        yield self._total("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens)
-        rounds = CounterMetricFamily(
-            "fledge:tree_rounds", "rounds by tree: depth x children x nodes", labels=("tree",)
-        )
-        seconds = CounterMetricFamily("fledge:tree_seconds", "time of rounds by tree", labels=("tree",))
-        for row in stats.shapes:
-            name = f"{row.shape.depth}x{row.shape.topk}x{row.shape.nodes}"
-            rounds.add_metric((name,), row.rounds)
-            seconds.add_metric((name,), row.seconds)
-        yield from (rounds, seconds)
-        phases = CounterMetricFamily("fledge:phase_seconds", "where the time goes", labels=("phase",))
-        for phase in fields(stats.phases):
-            phases.add_metric((phase.name,), getattr(stats.phases, phase.name))
-        yield phases
-
-    def _gauge(self, value: float, text: str, *names: str) -> Iterator[Metric]:
-        for name in names:
-            family = GaugeMetricFamily(name, text, labels=("model_name",))
-            family.add_metric((self._model,), value)
-            yield family
-
-    def _total(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=("model_name",))
-        family.add_metric((self._model,), value)
-        return family
+        accepted, looked_up = stats.accepted_by_depth, stats.hit_tokens + stats.prompt_tokens
+        for name, text, value in (
+            ("vllm:num_preemptions", "requests sent back to the queue", stats.preemptions),
+            ("vllm:spec_decode_num_drafts", "draft trees proposed", stats.drafts),
+            ("vllm:spec_decode_num_draft_tokens", "nodes of draft trees", stats.draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "accepted drafts", sum(accepted)),
+            ("vllm:prefix_cache_queries", "prompt tokens looked up in the prefix cache", looked_up),
+            ("vllm:prefix_cache_hits", "prompt tokens found there", stats.hit_tokens),
+            ("sglang:cached_tokens", "prompt tokens found there", stats.hit_tokens),
+            ("fledge:rounds", "rounds of the engine", stats.rounds),
+            ("fledge:request_rounds", "requests summed over rounds", stats.request_rounds),
+            ("fledge:round_tokens", "tokens emitted in rounds", stats.round_tokens),
+            ("fledge:prefilled_tokens", "prompt tokens computed", stats.prompt_tokens),
+        ):
+            yield _filled(CounterMetricFamily(name, text, labels=("model_name",)), {(self._model,): value})
+        trees = {f"{row.shape.depth}x{row.shape.topk}x{row.shape.nodes}": row for row in stats.shapes}
+        for name, text, labels, values in (
+            (
+                "vllm:spec_decode_num_accepted_tokens_per_pos", "accepted drafts by depth", ("model_name", "position"),
+                {(self._model, str(position)): count for position, count in enumerate(accepted)},
+            ),
+            (
+                "fledge:tree_rounds", "rounds by tree: depth x children x nodes", ("tree",),
+                {(tree,): row.rounds for tree, row in trees.items()},
+            ),
+            (
+                "fledge:tree_seconds", "time of rounds by tree", ("tree",),
+                {(tree,): row.seconds for tree, row in trees.items()},
+            ),
+            (
+                "fledge:phase_seconds", "where the time goes", ("phase",),
+                {(phase,): seconds for phase, seconds in asdict(stats.phases).items()},
+            ),
+        ):  # fmt: skip
+            yield _filled(CounterMetricFamily(name, text, labels=labels), values)
 
 
 class _TokenRate:
@@ -273,3 +245,10 @@ def _renamed(metric: Metric, name: str) -> Metric:
         if suffix != "_created":
             other.add_sample(name + suffix, sample.labels, sample.value, sample.timestamp, sample.exemplar)
     return other
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Any, float]) -> Metric:
+    """The family with a value for each tuple of labels."""
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family

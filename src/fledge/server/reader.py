@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fledge.engine.stops import overlap
-from fledge.server.call_parser import CallParser
+from fledge.server.call_parser import AnswerParser
 from fledge.server.message import MessageParts
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -53,7 +53,7 @@ class Thoughts:
 class Reader:
     """Reads one answer's text as a message; the parts of all pieces add up to it."""
 
-    def __init__(self, thoughts: Thoughts | None, calls: CallParser | None) -> None:
+    def __init__(self, thoughts: Thoughts | None, calls: AnswerParser | None) -> None:
         self._thoughts = thoughts
         self._calls = calls
 

@@ -20,13 +20,13 @@ from fledge.server import errors
 from fledge.server.conversation import ContentPart, Function, FunctionName, Tool
 from fledge.server.hosted import without_hosted
 from fledge.server.render import Json
-from fledge.server.strict import ForgivingBody, read, tell
+from fledge.server.strict import ForgivingBody, log_once, read
 
 _OWN = ("function", "custom", "namespace")
 _CALL_ID = Annotated[str, Field(max_length=256)]
 # Calls that a client has carried out by itself, with the field that says what of.
 _LOCAL = {"local_shell_call": "action", "shell_call": "action", "apply_patch_call": "operation"}
-# Calls that another server has carried out. What came of them is in its answer.
+# Calls that another server has carried out. Their results are part of its answer.
 _ELSEWHERE = (
     "code_interpreter_call",
     "file_search_call",
@@ -216,7 +216,7 @@ def append(messages: list[Json], item: Json, at: str, tools: Sequence[Offered] =
         texts = [part.get("text", "") for part in item.get("content") or item.get("summary") or ()]
         messages[-1]["reasoning_content"] = "\n".join(map(str, texts)) or None
     elif kind in _ELSEWHERE:
-        tell(
+        log_once(
             f"input.{kind}", f"items of the type {kind} are left out of an input: their results aren't shown"
         )
     else:

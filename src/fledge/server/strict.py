@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+from importlib import resources
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fledge.server import errors
@@ -15,126 +17,10 @@ logger = logging.getLogger("fledge.server")
 Several = Field(min_length=1, max_length=4096, fail_fast=True)  # prompts, or messages
 _MOST_FIELDS = 256  # of one object
 
-# Fields that can't change an answer, from clients that send them to other servers as well.
-_HINTS = frozenset(
-    (
-        "anthropic_beta",
-        "anthropic_version",
-        "betas",
-        "cache_control",
-        "cache_prompt",
-        "client_metadata",
-        "context_management",
-        "guided_decoding_backend",
-        "draft_model",
-        "dry_allowed_length",  # of llama.cpp's samplers that other fields turn on, which are refused
-        "dry_base",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
-        "dynatemp_exponent",
-        "id_slot",
-        "include_obfuscation",
-        "inference_geo",
-        "keep_alive",
-        "low_vram",
-        "main_gpu",
-        "metadata",
-        "mirostat_eta",
-        "mirostat_tau",
-        "models",  # to fall back to
-        "num_batch",  # Ollama's, as the next ones
-        "num_ctx",
-        "num_gpu",
-        "num_keep",
-        "num_thread",
-        "prediction",
-        "priority",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "provider",
-        "request_id",
-        "return_progress",
-        "rid",
-        "route",
-        "service_tier",
-        "speed",
-        "store",
-        "thinking_budget",
-        "timings_per_token",
-        "ttl",
-        "usage",
-        "use_mlock",
-        "use_mmap",
-        "verbosity",
-        "xtc_threshold",
-    )
-)
-# What is asked of something that this server hasn't got, with what the log says.
-_IGNORED = {
-    "samplers": "samplers is ignored in requests: the order of the sampling steps is fixed",
-    "web_search_options": "web_search_options is ignored in requests: this server has no web search",
-}
-# Unsupported fields, with the values that have no effect: some clients always send these.
-_NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
-    "audio": (None,),
-    "cache_salt": (None, ""),
-    "detokenize": (None, True),
-    "dry_multiplier": (None, 0, 0.0),
-    "dynatemp_range": (None, 0, 0.0),
-    "echo": (None, False),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "images": (None, []),
-    "include_reasoning": (None, True),
-    "length_penalty": (None, 1, 1.0),
-    "logprob_start_len": (None, -1),
-    "mcp_servers": (None, []),
-    "min_new_tokens": (None, 0),
-    "min_keep": (None, 0),
-    "mirostat": (None, 0),
-    "modalities": (None, ["text"]),
-    "n_beams": (None, 1),
-    "n_probs": (None, 0),
-    "parallel_tool_calls": (None, True, False),
-    "partial": (None, False),
-    "prefix": (None, False),
-    "reasoning_format": (None, "auto"),
-    "repeat_last_n": (None, -1, 64),  # Ollama's and llama.cpp's default
-    "return_hidden_states": (None, False),
-    "return_routed_experts": (None, False),
-    "return_tokens_as_token_ids": (None, False),
-    "separate_reasoning": (None, True),
-    "spaces_between_special_tokens": (None, True),
-    "suffix": (None, ""),
-    "tool_calls": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
-    "top_logprobs": (None, 0),
-    "top_n_sigma": (None, -1, -1.0),
-    "typ_p": (None, 1, 1.0),
-    "typical_p": (None, 1, 1.0),
-    "use_beam_search": (None, False),
-    "xtc_probability": (None, 0, 0.0),
-}
-# Of messages and their parts: what would change the answer. Any other unknown field there is a hint.
-_TELLING = frozenset(
-    (
-        "audio",
-        "documents",
-        "file",
-        "function_call",
-        "image_url",
-        "images",
-        "input_audio",
-        "partial",
-        "prefix",
-        "video_url",
-        "videos",
-    )
-)
+_UNKNOWN = yaml.safe_load((resources.files("fledge.server") / "unknown_fields.yaml").read_text("utf-8"))
 _SIMPLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_MOST_TOLD = 256  # field names logged per process, once each
-_told: set[str] = set()
+_MOST_LOGGED = 256  # field names per process, once each
+_logged: set[str] = set()
 
 
 class StrictBody(BaseModel):
@@ -156,10 +42,12 @@ class StrictBody(BaseModel):
     def _without_effect(cls, key: str, value: Any) -> bool:
         if key in cls.__pydantic_fields__ or key in cls._aliases():
             return False
-        if any(_same(value, nothing) for nothing in _NOTHING_ASKED.get(key, (None,))):
+        if any(_same(value, nothing) for nothing in (None, *_UNKNOWN["nothing_asked"].get(key, ()))):
             return True
         if cls._is_hint(key):
-            tell(key, _IGNORED.get(key, f"{key} is ignored in requests: it can't change an answer"))
+            log_once(
+                key, _UNKNOWN["ignored"].get(key, f"{key} is ignored in requests: it can't change an answer")
+            )
             return True
         return False
 
@@ -170,7 +58,7 @@ class StrictBody(BaseModel):
 
     @classmethod
     def _is_hint(cls, key: str) -> bool:
-        return key in _HINTS or key in _IGNORED
+        return key in _UNKNOWN["hints"] or key in _UNKNOWN["ignored"]
 
     @classmethod
     def _aliases(cls) -> set[str]:
@@ -182,13 +70,13 @@ class ForgivingBody(StrictBody):
 
     @classmethod
     def _is_hint(cls, key: str) -> bool:
-        return key not in _TELLING
+        return key not in _UNKNOWN["changes_a_message"]
 
 
-def tell(name: str, message: str) -> None:
+def log_once(name: str, message: str) -> None:
     """Log once for each name, which comes from a client."""
-    if name not in _told and len(_told) < _MOST_TOLD and _SIMPLE_NAME.fullmatch(name):
-        _told.add(name)
+    if name not in _logged and len(_logged) < _MOST_LOGGED and _SIMPLE_NAME.fullmatch(name):
+        _logged.add(name)
         logger.info("%s", message)
 
 

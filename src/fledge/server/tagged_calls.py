@@ -4,7 +4,7 @@
     glm45         text  <tool_call>f\\n<arg_key>place</arg_key>\\n<arg_value>sea</arg_value>\\n</tool_call>
 
 What type an argument has is said by the function's schema. A text is streamed, another argument comes when it is
-complete. What doesn't fit its type is passed on as text.
+complete. A value that doesn't fit its type is passed on as text.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class JsonCalls:
     open: str  # "": a call begins the answer
     close: str = ""
     key: str = "arguments"  # of the arguments
-    # How a call begins that is no object of name and arguments, up to these, and captures the name.
+    # Beginning of a call that isn't an object of name and arguments, up to its arguments; captures the name.
     head: re.Pattern[str] | None = None
     each: str = ""  # begins every call, where `open` begins the first only
     after: tuple[str, ...] = ()  # what may follow a call's arguments, besides `close`

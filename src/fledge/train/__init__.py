@@ -16,25 +16,13 @@ from typing import TYPE_CHECKING
 from fledge.base.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from fledge.train.acceptance import Acceptance
-    from fledge.train.curves import refuse_without_wandb
-    from fledge.train.evaluation import Evaluation, evaluate
-    from fledge.train.options import EvaluateOptions, TrainOptions
-    from fledge.train.refusals import refuse_one_sided, refuse_untrainable
-    from fledge.train.trainer import TrainSummary, train, train_fingerprint
+    from fledge.train.acceptance import Acceptance as Acceptance
+    from fledge.train.evaluation import evaluate as evaluate
+    from fledge.train.options import EvaluateOptions as EvaluateOptions
+    from fledge.train.options import TrainOptions as TrainOptions
+    from fledge.train.refusals import refuse_one_sided as refuse_one_sided
+    from fledge.train.refusals import refuse_untrainable as refuse_untrainable
+    from fledge.train.trainer import train as train
+    from fledge.train.trainer import train_fingerprint as train_fingerprint
 else:
     __getattr__ = on_first_use(__name__)
-
-__all__ = [
-    "Acceptance",
-    "EvaluateOptions",
-    "Evaluation",
-    "TrainOptions",
-    "TrainSummary",
-    "evaluate",
-    "refuse_one_sided",
-    "refuse_untrainable",
-    "refuse_without_wandb",
-    "train",
-    "train_fingerprint",
-]

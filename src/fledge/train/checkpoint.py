@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a thread, one at a time. What goes wrong there is raised by the next call."""
+    """Writes checkpoints in a thread, one at a time. An error there is raised by the next call."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fledge-checkpoint")

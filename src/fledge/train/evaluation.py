@@ -1,6 +1,6 @@
 """The `evaluate` stage: how many tokens a verify would emit on the held-out conversations.
 
-Chains are measured on all of them at once, from the unroll's hits. What serving would reach with given tree shapes is
+Chains are measured on all of them at once, from the unroll's hits. Tau in serving with given tree shapes is
 measured on greedy answers with the engine's own drafting (serving.py).
 """
 

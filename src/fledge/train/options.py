@@ -5,47 +5,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from fledge.base.errors import EngineError, RecipeError
+from fledge.base.options import RecipePart
 from fledge.base.plugs import imported
+from fledge.draft.options import HeadOptions
 
 if TYPE_CHECKING:
-    from fledge.draft.config import ChosenSizes
     from fledge.train.loss import LossFunction
 
 _KL = "kl"
 
 
-class HeadOptions(BaseModel):
-    """Sizes of a new head's one layer. The hidden size is the target's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    intermediate_size: int | None = Field(
-        None, ge=1, description="width of the MLP; null: the target's, six hidden sizes if it has experts"
-    )
-    num_heads: int | None = Field(
-        None,
-        ge=1,
-        description="query heads; null: the target's, hidden size / 128 if its keys are latent (DeepSeek)",
-    )
-    num_kv_heads: int | None = Field(
-        None, ge=1, description="heads of keys and values; null: the target's, 8 if they are latent"
-    )
-
-    @property
-    def sizes(self) -> ChosenSizes:
-        """The sizes to make a head with."""
-        from fledge.draft.config import ChosenSizes
-
-        return ChosenSizes(self.intermediate_size, self.num_heads, self.num_kv_heads)
-
-
-class TrainOptions(BaseModel):
+class TrainOptions(RecipePart):
     """Training of the draft head."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     init_head: str | None = Field(
         None, description="folder of a head to continue training; null: a new head (see init)"
@@ -143,10 +117,8 @@ class TrainOptions(BaseModel):
         return function
 
 
-class EvaluateOptions(BaseModel):
+class EvaluateOptions(RecipePart):
     """Acceptance of the finished head on the held-out conversations, from the stored features."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     depth: int = Field(6, ge=1, le=16, description="tokens drafted in a row")
     shapes: tuple[tuple[int, int, int], ...] = Field(

@@ -13,7 +13,7 @@ from fledge.train.batches import is_trainable
 from fledge.train.curves import refuse_without_wandb
 from fledge.train.evaluation import no_heldout
 from fledge.train.loss import own_loss_gradient_
-from fledge.train.options import HeadOptions, TrainOptions
+from fledge.train.options import TrainOptions
 from fledge.train.start import drawn_conversations
 
 
@@ -29,9 +29,9 @@ def refuse_untrainable(target: Target, options: TrainOptions) -> None:
             f"train.draft_vocab_size={options.draft_vocab_size} can't hold the {len(always)} tokens that end a turn; "
             f"raise it to at least {len(always)}"
         )
-    options.head.sizes.complete(target.config)  # raises if they don't fit together
+    options.head.complete(target.config)  # raises if they don't fit together
     if options.init == "target":
-        if options.head != HeadOptions():
+        if options.head.model_fields_set:
             raise RecipeError(
                 "train.init=target copies the target's last layer, whose sizes train.head can't change: leave "
                 "train.head out, or set train.init to lm_head"

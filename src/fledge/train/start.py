@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fledge.base.errors import DataError
 from fledge.draft import DraftVocabulary, HeadConfig, HeadMetadata, HeadWeights, count_generated
-from fledge.draft.config import ChosenSizes
+from fledge.draft.options import HeadOptions
 from fledge.draft.weights import weight_shapes
 from fledge.features import SampleInfo
 from fledge.heads import Head
@@ -50,7 +50,7 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         if options.init == "target":
             head = Head.from_target(target, vocabulary, **norms)
         else:
-            sizes = options.head.sizes
+            sizes = options.head
             head = random_head(
                 target, vocabulary, keep_output=options.init == "lm_head", sizes=sizes, **norms
             )
@@ -86,7 +86,7 @@ def random_head(
     keep_output: bool = False,
     fc_norm: bool = False,
     norm_output: bool = False,
-    sizes: ChosenSizes | None = None,
+    sizes: HeadOptions = HeadOptions(),
     metadata: HeadMetadata | None = None,
 ) -> Head:
     """A head of these sizes: matrices normal with variance 1 / inputs, norms 1, with a fixed seed.
@@ -94,7 +94,7 @@ def random_head(
     `keep_output` copies the final norm and lm_head from the target. `metadata`: the target's, unless it is to be asked.
     """
     config = HeadConfig.for_target(
-        target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output, sizes=sizes or ChosenSizes()
+        target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output, sizes=sizes
     )
     generator = torch.Generator().manual_seed(0)
     source = target.ends

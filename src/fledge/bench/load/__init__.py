@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from fledge.base.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from fledge.bench.load.options import LoadOptions
-    from fledge.bench.load.results import LoadResult
+    from fledge.bench.load.options import LoadOptions as LoadOptions
+    from fledge.bench.load.results import LoadResult as LoadResult
 else:
     __getattr__ = on_first_use(__name__)
-
-__all__ = ["LoadOptions", "LoadResult"]

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from fledge.base.errors import DataError
 from fledge.base.options import Flag, Options, Switch
 from fledge.bench.options import Count, CountOrNone, Levels, NotNegative
-
-
-def _levels(text: object) -> object:
-    """The numbers of `1,2,4`; anything else as it is."""
-    if not isinstance(text, str):
-        return text
-    try:
-        return tuple(map(int, text.rstrip(",").split(",")))
-    except ValueError:
-        raise ValueError("use whole numbers with commas between them, like 1,2,4") from None
 
 
 class LoadOptions(Options):
@@ -26,7 +16,7 @@ class LoadOptions(Options):
 
     error = DataError
 
-    concurrency: Annotated[Levels, BeforeValidator(_levels), Flag(metavar="N,N,...")] = Field(
+    concurrency: Annotated[Levels, Flag(metavar="N,N,...")] = Field(
         (1, 2, 4, 8, 16), description="requests in flight, level after level"
     )
     requests: CountOrNone = Field(0, description="requests per level; 0: two per slot, at least 8")

@@ -12,76 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic.dataclasses import dataclass as checked
-
-from fledge.bench.options import Count, Levels, NotNegative, Positive
+from fledge.bench.plan.options import PlanOptions
 from fledge.bench.plan.shape import HeadShape, ModelShape
 from fledge.bench.report.formats import Table, human_bytes, human_count, number, times
 from fledge.engine import PLAIN, TreeShape
 from fledge.features import bytes_per_token
 from fledge.heads.engines import refusal
 
-_TREE = (4, 4, 16)
-_CHAIN = (3, 1, 4)  # what SGLang and vLLM are started with
 _BF16 = 2.0  # bytes of a value of the KV cache and of a head's weight
 _ANSWER_BYTES = 5.0  # of a token in the files of conversations, about
 # Reading and computing overlap, but not fully: near the knee a forward takes longer than either. This p-norm fits
 # verifies of 2 to 64 rows on two generations of CPUs; the textbook roofline has an infinite p.
 _KNEE = 3.0
-
-
-@checked(frozen=True)
-class PlanOptions:
-    """The user's assumptions."""
-
-    bandwidth_gb_s: Positive
-    tflops: Positive
-    devices: Count = 1
-    acceptance: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0.75, 0.56, 0.42, 0.32)
-    engine: Literal["fledge", "sglang", "vllm"] = "fledge"  # which serves the head
-    tree: Annotated[tuple[Count, ...], Field(min_length=3, max_length=3)] | None = None  # None: the engine's
-    concurrency: Levels = (1, 2, 4, 8, 16, 32, 64)
-    context: Count = 1024
-    weight_bits: Positive = 16.0
-    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.7
-    overhead_us: NotNegative = 5.0
-    conversations: Count = 100_000
-    tokens_each: Count = 600
-    draft_vocab: Count = 32_000
-
-    @field_validator("acceptance")
-    @classmethod
-    def _falls(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
-        if list(shares) != sorted(shares, reverse=True) or shares[0] > 1:
-            raise ValueError("it must fall from depth to depth, from at most 1, as 0.75,0.56,0.42 does")
-        return shares
-
-    @field_validator("tree")
-    @classmethod
-    def _chain_for_vllm(cls, tree: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
-        if tree is not None and tree[1] > 1 and info.data.get("engine") == "vllm":
-            raise ValueError("vLLM drafts chains alone: give 1 as the second number, as 3,1,4 does")
-        return tree
-
-    @property
-    def shape(self) -> TreeShape:
-        """Shape of the tree drafted in a round."""
-        return TreeShape(*(self.tree or (_TREE if self.engine == "fledge" else _CHAIN)))
-
-    @property
-    def device(self) -> Device:
-        """All devices as one. An exchange between them costs about as much as a launch."""
-        reached = self.efficiency * self.devices
-        return Device(
-            bandwidth=self.bandwidth_gb_s * 1e9 * reached,
-            flops=self.tflops * 1e12 * reached,
-            weight_bytes=self.weight_bits / 8,
-            launch=self.overhead_us * 1e-6,
-            exchanges=self.devices > 1,
-        )
 
 
 @dataclass(frozen=True)
@@ -93,6 +36,18 @@ class Device:
     weight_bytes: float  # per weight of the target
     launch: float  # seconds per layer of a forward
     exchanges: bool = False  # of results between devices, in every layer
+
+    @classmethod
+    def of(cls, options: PlanOptions) -> Device:
+        """All devices as one. An exchange between them costs about as much as a launch."""
+        reached = options.efficiency * options.devices
+        return cls(
+            bandwidth=options.bandwidth_gb_s * 1e9 * reached,
+            flops=options.tflops * 1e12 * reached,
+            weight_bytes=options.weight_bits / 8,
+            launch=options.overhead_us * 1e-6,
+            exchanges=options.devices > 1,
+        )
 
     def at_best(self, read_bytes: float, flops: float) -> float:
         """Seconds of reading and computing, overlapped."""
@@ -185,7 +140,7 @@ class Plan:
 
 def make_plan(model: ModelShape, options: PlanOptions) -> Plan:
     """Predict speed by concurrency, and the bytes of weights, KV, answers and features."""
-    device, shape, context = options.device, options.shape, options.context
+    device, shape, context = Device.of(options), options.shape, options.context
     head, tau = HeadShape.of(model, options.draft_vocab), tree_tau(options.acceptance, options.shape.depth)
     speeds = []
     for level in options.concurrency:

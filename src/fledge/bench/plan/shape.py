@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fledge.base.errors import TargetError
 from fledge.base.storage import exists, join, read_json
-from fledge.draft.config import ChosenSizes, LayerSizes
+from fledge.draft.options import HeadOptions, LayerSizes, TargetSizes
 from fledge.target.config import as_transformers_reads
 
 
@@ -134,8 +134,8 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         layers=layers,
         hidden=hidden,
         vocab=size("vocab_size"),
-        head=ChosenSizes().complete(
-            _Sizes(hidden, mlp, heads, kv_heads, head_dim, experts > 1, bool(raw.get("kv_lora_rank")))
+        head=HeadOptions().complete(
+            TargetSizes(hidden, mlp, heads, kv_heads, head_dim, experts > 1, bool(raw.get("kv_lora_rank")))
         ),
         attention=attention,
         dense=(layers - with_experts) * 3 * hidden * wide,
@@ -150,18 +150,6 @@ def shape_of(config: Mapping[str, Any], name: str = "model") -> ModelShape:
         architecture=str((config.get("architectures") or [""])[0]),
         quantised=str(quantised.get("quant_method") or ""),
     )
-
-
-class _Sizes(NamedTuple):
-    """See `fledge.draft.config.AttentionSizes`."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    mixture: bool
-    latent_attention: bool
 
 
 def _filled(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,19 +13,13 @@ The template only lays out; every figure, and every sentence that depends on one
 from __future__ import annotations
 
 from fledge.base.storage import write_atomic
-from fledge.bench.report.facts import DataFacts, ReportFacts, TrainingFacts, data_facts, training_facts
+from fledge.bench.report.facts import DataFacts as DataFacts
+from fledge.bench.report.facts import ReportFacts as ReportFacts
+from fledge.bench.report.facts import TrainingFacts as TrainingFacts
+from fledge.bench.report.facts import data_facts as data_facts
+from fledge.bench.report.facts import training_facts as training_facts
 from fledge.bench.report.page import Page
 from fledge.bench.report.render import render
-
-__all__ = [
-    "DataFacts",
-    "ReportFacts",
-    "TrainingFacts",
-    "data_facts",
-    "render_report",
-    "training_facts",
-    "write_report",
-]
 
 
 def write_report(url: str, facts: ReportFacts) -> None:

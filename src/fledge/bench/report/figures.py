@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from fledge.bench.report.charts import Axes, Series, column_chart, line_chart
 from fledge.bench.report.facts import Curve
-from fledge.bench.report.formats import Table, number, percent
+from fledge.bench.report.formats import percent
 from fledge.bench.report.speed import Naming
-from fledge.bench.results import Costs, LevelRow
+from fledge.bench.results import LevelRow
 
 _MAX_CURVE_POINTS = 240
 
@@ -61,27 +61,6 @@ def curve_chart(
         mean = Series(f"{label}, running mean", "s-trained", running_mean(points))
         lines, markers = [Series(label, "s-faint", points), mean], False
     return line_chart(lines, axes, markers=markers, description=f"{label} while training")
-
-
-def verify_chart(costs: Costs) -> str:
-    """Verify cost by rows, relative to a plain step."""
-    points = [(1.0, 1.0), *((float(rows), ratio) for rows, ratio in sorted(costs.verify.items()) if rows > 1)]
-    axes = Axes("rows in one forward", "× a plain step", x_scale="log2", x_values=[x for x, _ in points])
-    return line_chart(
-        [Series("verify", "s-trained", points)], axes, description="Plain steps that a verify takes, by rows"
-    )
-
-
-def cost_table(costs: Costs) -> Table:
-    """Every timed forward."""
-    forwards = [("plain step", 1, costs.plain_step_ms, 1.0)]
-    forwards += [("verify", rows, costs.verify_ms[rows], ratio) for rows, ratio in costs.verify.items()]
-    if costs.draft_step is not None:
-        forwards.append(("draft step", costs.draft_rows or 0, costs.draft_step_ms or 0.0, costs.draft_step))
-    if costs.extend is not None:
-        forwards.append(("draft-extend", costs.extend_rows or 0, costs.extend_ms or 0.0, costs.extend))
-    cells = [[name, str(rows), number(ms, 2), number(ratio, 2)] for name, rows, ms, ratio in forwards]
-    return Table(("forward", "rows", "ms", "× plain"), cells)
 
 
 def thinned(points: Curve) -> Curve:

@@ -54,8 +54,5 @@ class Page:
         self.training = story.training_view(facts.training)
 
         self.plain_bars = story.plain_bars(bench)
-        costs = bench.costs if bench and bench.costs and bench.costs.verify else None
-        self.verify_chart = figures.verify_chart(costs) if costs else ""
-        self.cost_table = figures.cost_table(costs) if costs else None
         self.stages = story.stage_bars(facts.stages)
         self.stage_total = sum(facts.stages.values())

@@ -23,32 +23,15 @@ from typing import TYPE_CHECKING
 from fledge.base.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from fledge.data.privacy.audit import Audit, read_audit, write_audit
-    from fledge.data.privacy.entities import Finding
-    from fledge.data.privacy.filter import PrivacyFilter, Treated, require_privacy_extra
-    from fledge.data.privacy.options import (
-        CloudDlp,
-        CustomPattern,
-        DenyList,
-        NerModel,
-        Policy,
-        PrivacyOptions,
-    )
+    from fledge.data.privacy.audit import Audit as Audit
+    from fledge.data.privacy.audit import read_audit as read_audit
+    from fledge.data.privacy.audit import write_audit as write_audit
+    from fledge.data.privacy.entities import Finding as Finding
+    from fledge.data.privacy.filter import PrivacyFilter as PrivacyFilter
+    from fledge.data.privacy.filter import Treated as Treated
+    from fledge.data.privacy.filter import require_privacy_extra as require_privacy_extra
+    from fledge.data.privacy.options import CloudDlp as CloudDlp
+    from fledge.data.privacy.options import NerModel as NerModel
+    from fledge.data.privacy.options import PrivacyOptions as PrivacyOptions
 else:
     __getattr__ = on_first_use(__name__)
-
-__all__ = [
-    "Audit",
-    "CloudDlp",
-    "CustomPattern",
-    "DenyList",
-    "Finding",
-    "NerModel",
-    "Policy",
-    "PrivacyFilter",
-    "PrivacyOptions",
-    "Treated",
-    "read_audit",
-    "require_privacy_extra",
-    "write_audit",
-]

@@ -28,9 +28,13 @@ _NUMBER = r"\d{1,5}(?:[ -]?(?:[a-zA-Z]|bis|ter)(?!\w))?(?:[-/]\d{1,4}[a-z]?)?"
 _FLAT = r"(?:,? (?i:apt|apartment|suite|ste|unit|flat|room|floor|#)\.? ?#?\w{1,6})?"
 _HOUSE = r"(?:,? (?:[nN](?:\.? ?[º°]|o|r)\.? ?|# ?|número )?\d{1,5}(?: ?(?:[a-z]|bis|ter)(?!\w))?(?![\w%]|[.,]\d|\s[€$%])|,? [sS]/[nN](?!\w))"
 _DOOR = rf"(?:,? (?i:(?:{_P['door']})\.? ?)?\d{{1,4}}\.?[ºª°]? ?(?:[A-Z]|[iI]zq\.?|[dD]cha\.?|[dD]to\.?|[eE]sq\.?)?(?!\w))"
-_ALONE, _PLACED, _CODED = 1, 2, 3  # what a pattern needs: nothing; a code, a town or a word of living; a code
+_ALONE, _PLACED, _CODED = (
+    1,
+    2,
+    3,
+)  # evidence a pattern needs: none; a code, a town or a word of living; a code
 
-# Of each: the words, one of which a text in lower case must hold; the pattern; what it needs.
+# Each row: words, one of which the lower-case text must contain; the pattern; the evidence it needs.
 _PATTERNS = tuple(
     (re.compile(rf"(?<![^\W_])(?:{words})" if words else ""), re.compile(rf"(?<![\w.,$€£-]){pattern}"), needs)
     for words, pattern, needs in (
@@ -54,7 +58,7 @@ _SENT = re.compile(
 )
 _TOWN = rf"{_CAP}(?:[ -](?:(?:{_P['of towns']}) )?{_CAP}){{0,3}}"
 _CODE = r"(?:[A-Z]{1,2}-)?\d{5}(?:-\d{3,4})?|(?:[A-Z]{1,2}-)?\d{4}(?:-\d{3}|(?= [A-ZÀ-Þ]))|\d{8}|[A-Z]{1,2}\d[\dA-Z]? ?\d[A-Z]{2}|[A-Z]\d[A-Z] ?\d[A-Z]\d"
-# What may follow: ", Town", ", TX 75001", " 80331 München", and in lines of their own.
+# Continuations of an address: ", Town", ", TX 75001", " 80331 München", and in lines of their own.
 _MORE = re.compile(
     rf"(?P<comma>,\s{{0,2}}|[ ,]*\n\s*)? ?(?:(?P<code>{_CODE})|(?P<town>[A-Z]{{2,3}}(?![^\W\d_])|{_TOWN}))(?!\w|[.,]\d)"
 )

@@ -35,8 +35,8 @@ LANGUAGES = tuple(_FUNCTION_WORDS)
 class Clues:
     """Facts about a text, collected before any recogniser runs."""
 
-    text: str  # without letters of other scripts, which join what rules must find: "IBAN是DE89..."
-    written: str = ""  # with them, if there are any
+    text: str  # letters of other scripts are blanked, since they join words that rules look for: "IBAN是DE89..."
+    written: str = ""  # the original text, if it has such letters
 
     @property
     def original(self) -> str:

@@ -17,7 +17,7 @@ HONORIFICS = read_words("honorifics")
 NOT_NAMES = read_words("not_names")  # on lists of names, but hardly ever names in a prompt
 PARTICLES = _LISTS["particles"]  # they can't begin a name but belong to one inside it
 SAINTS = _LISTS["saints"]  # first words of names of places
-NOBODY = _LISTS["nobody"]  # addressed without a name
+UNNAMED = _LISTS["nobody"]  # addressed without a name
 
 _BEGIN = r"(?<![^\W_])"
 _NOBLE = r"(?:de la|de los|de las|de|da|do|dos|das|del|von der|von|van der|van|le|la)"
@@ -41,7 +41,7 @@ RELATED = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_P['relations']}),
 # "I'm", "this is", "ask": as often the beginning of a sentence about a thing, so a listed name must follow.
 MENTION = re.compile(rf"(?<![\w'’])(?:(?:{_P['presented']})\s+|(?:{_P['asking']})(?: o| a| ao)?\s)$")
 MINE = re.compile(rf"{_BEGIN}{_MINE} (?:[\w-]+ ){{0,2}}(?:{_P['relations']}|{_P['trades']})(?![^\W_])")
-# "Zhang Wei and Li Xiuying are my students": the run of names that is somebody's.
+# "Zhang Wei and Li Xiuying are my students": a run of names of people the writer knows.
 ARE_MINE = re.compile(
     rf"(?P<names>[{UPPER}][^\W\d_]+(?:(?:, | and | und | et | y | e |[ '’-])[{UPPER}][^\W\d_]+){{0,9}}),?"
     rf" (?!(?:and|und|et|y|e|or|oder|with)\b)(?:[a-zà-öø-ÿ]+ ){{1,4}}?{_MINE} (?:[\w-]+ ){{0,2}}?(?:{_PEOPLE}|{_P['groups']})(?![^\W_])"
@@ -55,7 +55,7 @@ LOWER = re.compile(  # of a text in lower case: "my name is john smith", "hey to
     rf"(?:(?<![\w'’])(?:{_P['first person']}|{_P['presented']})|{_BEGIN}{_MINE} (?:[^\W\d_]{{2,9}} )?(?:{_P['relations']}),?"
     rf"|(?:^|[\n.!?]\s*)(?:{_P['greetings']}),?) (?=(?P<first>{_GIVEN})(?: (?P<second>{_GIVEN}))?(?![^\W_]))"
 )
-# A sum, a story, a question about others: if it has no first person, a person with a title or a trade is nobody's acquaintance.
+# Sums, stories and questions about others: without a first person, a person with a title or a trade in them is invented.
 MADE_UP = re.compile(
     rf"(?:{_BEGIN}(?:{_P['made up']})|(?:^|[.!?\n] ?)(?:(?:in|dans|en|em) [^.,]{{2,40}}, )?[¿\"]?(?:{_P['questions']}))(?![^\W_])"
 )

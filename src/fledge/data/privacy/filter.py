@@ -101,7 +101,7 @@ class PrivacyFilter:
 
     def scan_turns(self, turns: Sequence[str]) -> list[list[Finding]]:
         """The findings of each turn of a conversation; a value found in one turn is found in all of them."""
-        by_turn = self._in_company(turns, [self._scan_long(turn) for turn in turns])
+        by_turn = self._supported(turns, [self._scan_long(turn) for turn in turns])
         for value, (entity, score) in self._values(turns, by_turn).items():
             for turn, findings in zip(turns, by_turn, strict=True):
                 findings += [Finding(start, end, entity, score) for start, end in _places_of(value, turn)]
@@ -124,20 +124,20 @@ class PrivacyFilter:
             return Treated(None, counts, "second_pass")
         return Treated(treated, counts)
 
-    def _in_company(self, turns: Sequence[str], by_turn: list[list[Finding]]) -> list[list[Finding]]:
+    def _supported(self, turns: Sequence[str], by_turn: list[list[Finding]]) -> list[list[Finding]]:
         """The findings that count: names and towns without a cue only beside other personal data.
 
         "Benny saw a shark" and "the weather in Lima" stay as they are, in a letter with somebody's address they don't.
         """
-        company = any(f.score > e.WEAK for findings in by_turn for f in findings)
-        if not company and any(by_turn):
-            company = any(MINE.search(turn.lower()) for turn in turns)
+        supported = any(f.score > e.WEAK for findings in by_turn for f in findings)
+        if not supported and any(by_turn):
+            supported = any(MINE.search(turn.lower()) for turn in turns)
         score = max(0.6, self.options.threshold)
         return [
             [
                 f if f.score > e.WEAK else f._replace(score=score)
                 for f in findings
-                if company or f.score > e.WEAK
+                if supported or f.score > e.WEAK
             ]
             for findings in by_turn
         ]

@@ -171,10 +171,10 @@ def _ip(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         address = ipaddress.ip_address(value)
     except ValueError:
         return None
-    nobody = (
+    unassigned = (
         address.is_unspecified or address.is_loopback or value.startswith("255.") or is_reserved_ip(address)
     )
-    return None if nobody else address
+    return None if unassigned else address
 
 
 def _looks_like_wallet(value: str) -> bool:

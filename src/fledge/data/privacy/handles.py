@@ -48,7 +48,7 @@ _PROFILE = re.compile(
     r"|reddit\.com/u(?:ser)?/|xing\.com/profile/|github\.com/(?=[\w-]+/?(?![\w/.-])))(?P<user>[\w.%-]{3,60})/?(?![\w/])",
     re.IGNORECASE,
 )
-_NOBODY = read_words("no_handles")
+_NO_HANDLES = read_words("no_handles")
 _DOMAINS = read_words("top_level_domains")
 _EVERYDAY = 4.5  # Zipf frequency from which a word isn't a name
 _NUMBER = r"[-+−]?\d{1,3}\.\d{3,}"
@@ -68,7 +68,7 @@ def find_handles(clues: Clues) -> Iterator[Finding]:
         odd = value[0] == "@" or re.search(r"\d|[a-z][_-][a-z]", value) is not None
         if (
             odd
-            and value.strip("@") not in _NOBODY
+            and value.strip("@") not in _NO_HANDLES
             and not re.fullmatch(r"[a-z_]+_(?:id|name|user|field|input)|v?[\d.]+", value)
         ):
             yield Finding(*match.span("value"), e.USERNAME, 0.7)
@@ -81,7 +81,7 @@ def find_handles(clues: Clues) -> Iterator[Finding]:
             yield Finding(match.start(), match.end(), e.USERNAME, 0.65)
     if ".com/" in clues.lower or "t.me/" in clues.lower:
         for match in _PROFILE.finditer(clues.text):
-            if match["user"].lower() not in _NOBODY:
+            if match["user"].lower() not in _NO_HANDLES:
                 yield Finding(match.start(), match.end(), e.USERNAME, 0.85)
 
 
@@ -90,7 +90,7 @@ def _is_user_name(value: str, match: re.Match[str]) -> bool:
     words, lower = lexicon(), value.lower()
     parts = re.findall(r"[A-Z]?[a-zß-ÿ]{3,}", value)
     named = any(_is_name(part.lower()) for part in parts)
-    if lower in _NOBODY or lower.rpartition(".")[2] in _DOMAINS or _PLACEHOLDER.fullmatch(lower):
+    if lower in _NO_HANDLES or lower.rpartition(".")[2] in _DOMAINS or _PLACEHOLDER.fullmatch(lower):
         return False
     is_mixed = value.isalnum() and any(part.lower() not in words.common for part in parts if len(part) > 4)
     if (

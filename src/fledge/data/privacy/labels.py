@@ -147,7 +147,7 @@ def _before(folded: str, places: list[_Place], past: int, value: re.Match[str]) 
     if not places or places[-1].start < past - 1:
         return None
     last, start = places[-1], value.start()
-    # "Führerschein Klasse B (Nr. 1234)", "Medicare card 2428": what stands before a word that says less.
+    # "Führerschein Klasse B (Nr. 1234)", "Medicare card 2428": the more specific label stands before a general word.
     vague = last.label.entity == NUMBER or (last.label.entity != OTHER and not fits(last.label, value[0]))
     if vague and len(places) > 1 and past - 1 <= places[-2].start and start - places[-2].end <= _REACH:
         earlier = places[-2]

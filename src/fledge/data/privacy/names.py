@@ -16,7 +16,7 @@ from functools import lru_cache
 from fledge.data.privacy import cues
 from fledge.data.privacy import entities as e
 from fledge.data.privacy.clues import UPPER, Clues
-from fledge.data.privacy.cues import HONORIFICS, NOBODY, NOT_NAMES, PARTICLES
+from fledge.data.privacy.cues import HONORIFICS, NOT_NAMES, PARTICLES, UNNAMED
 from fledge.data.privacy.entities import WEAK, Finding
 from fledge.data.privacy.fiction import is_fictional_word
 from fledge.data.privacy.lexicon import lexicon
@@ -71,7 +71,7 @@ def _score(clues: Clues, run: list[Token], at: int, before: str) -> float:
     """Confidence that a name begins here; 0: none does."""
     words = lexicon()
     lead = next((token for token in run[at:] if not token.initial), None)  # J. R. Smith
-    if lead is None or lead.word in NOT_NAMES or lead.word in NOBODY or lead.word in cues.SAINTS:
+    if lead is None or lead.word in NOT_NAMES or lead.word in UNNAMED or lead.word in cues.SAINTS:
         return 0.0
     word, text = lead.word, clues.text[lead.start : lead.end]
     named, rare = words.is_any_name(word), _is_rare(clues, word)
@@ -161,7 +161,9 @@ def _is_rare(clues: Clues, word: str) -> bool:
 def _may_begin(word: str) -> bool:
     words = lexicon()
     return (
-        word not in NOT_NAMES and word not in NOBODY and (words.is_any_name(word) or word not in words.common)
+        word not in NOT_NAMES
+        and word not in UNNAMED
+        and (words.is_any_name(word) or word not in words.common)
     )
 
 

@@ -7,21 +7,20 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from fledge.base.options import RecipePart
 from fledge.data.privacy import entities
 
-# Raise when the rules change what is found, so that old outputs aren't mixed with new ones.
+# Raise when a change of rules changes findings, so that old outputs aren't mixed with new ones.
 RULES_VERSION = 15
 
 Policy = Literal["drop", "redact", "surrogate"]
 EntityName = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 
 
-class CustomPattern(BaseModel):
+class CustomPattern(RecipePart):
     """A user-defined recogniser: a regular expression, optionally restricted to the vicinity of certain words."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     entity: EntityName = Field(description="entity name of a match, in capitals such as EMPLOYEE_ID")
     regex: str = Field(
@@ -44,10 +43,8 @@ class CustomPattern(BaseModel):
         return regex
 
 
-class DenyList(BaseModel):
+class DenyList(RecipePart):
     """Words that are always personal data, in any context."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     entity: EntityName = Field(description="entity name of a match")
     words: tuple[Annotated[str, Field(min_length=2)], ...] = Field(
@@ -55,10 +52,8 @@ class DenyList(BaseModel):
     )
 
 
-class NerModel(BaseModel):
+class NerModel(RecipePart):
     """A model that finds names and places, run in addition to the rules; it must be installed."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["spacy", "gliner", "transformers", "presidio"] = Field(
         description="the library that runs it; presidio: an engine of its own, such as stanza's"
@@ -78,10 +73,8 @@ class NerModel(BaseModel):
         return self
 
 
-class CloudDlp(BaseModel):
+class CloudDlp(RecipePart):
     """Google Cloud DLP in addition to the local rules; every text is sent there."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     project: str = Field(min_length=1, description="Google Cloud project that is billed")
     location: str = Field("global", min_length=1, description="processing location, such as europe-west1")
@@ -90,10 +83,8 @@ class CloudDlp(BaseModel):
     )
 
 
-class PrivacyOptions(BaseModel):
+class PrivacyOptions(RecipePart):
     """Personal data: what to search for in prompts and answers, and how to treat it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool | None = Field(
         None,

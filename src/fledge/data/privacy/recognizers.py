@@ -31,7 +31,7 @@ Find = Callable[[Clues], Iterable[Finding]]
 _NEAR = 50  # characters before a match that must contain one of CustomPattern.near
 _PLACES = (e.LOCATION, e.STREET_ADDRESS)
 
-# Each rule and what it finds: a rule of which nothing is wanted doesn't run.
+# Each rule with the entities it finds; a rule runs only if one of them is wanted.
 _RULES: tuple[tuple[Find, tuple[str, ...]], ...] = (
     (find_forms, e.IDENTIFIERS),
     (find_labelled, e.IDENTIFIERS),

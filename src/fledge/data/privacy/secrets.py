@@ -16,7 +16,7 @@ from fledge.data.privacy.clues import Clues
 from fledge.data.privacy.entities import Finding
 from fledge.data.privacy.passwords import find_passwords
 
-# What detect-secrets has besides keys of services: guesses by look, and what is found here already.
+# Plugins of detect-secrets that aren't for a service's keys: guesses by look, and kinds that other rules here find.
 _NO_SERVICE = (
     "Base64 High Entropy String", "Basic Auth Credentials", "Hex High Entropy String", "Private Key", "Public IP (ipv4)",
     "Secret Keyword",

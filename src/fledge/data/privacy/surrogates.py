@@ -1,8 +1,8 @@
 """Invented replacements of personal data: the same original gets the same value throughout one conversation.
 
-Values are drawn in the order in which originals appear, from a generator seeded by the recipe and the conversation;
-what is drawn doesn't depend on the original's letters, only its shape. All are from ranges that belong to nobody
-(`reserved`), so they are never the original and never anybody else's.
+Values are drawn in the order in which originals appear, from a generator seeded by the recipe and the conversation.
+A value depends on the original's shape, not on its letters. All values come from ranges that are reserved (`reserved`),
+so none is the original or belongs to another person.
 """
 
 from __future__ import annotations

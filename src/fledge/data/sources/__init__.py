@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING
 from fledge.base.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from fledge.data.sources.opening import Record, Source, Unusable, open_source
-    from fledge.data.sources.options import SourceOptions
-    from fledge.data.sources.shapes import SHAPES, detect_shape, user_turns
-    from fledge.data.sources.terms import Terms, check_terms
+    from fledge.data.sources.opening import Record as Record
+    from fledge.data.sources.opening import Source as Source
+    from fledge.data.sources.opening import Unusable as Unusable
+    from fledge.data.sources.opening import open_source as open_source
+    from fledge.data.sources.options import SourceOptions as SourceOptions
+    from fledge.data.sources.shapes import SHAPES as SHAPES
+    from fledge.data.sources.shapes import detect_shape as detect_shape
+    from fledge.data.sources.shapes import user_turns as user_turns
+    from fledge.data.sources.terms import check_terms as check_terms
 else:
     __getattr__ = on_first_use(__name__)
-
-__all__ = [
-    "SHAPES",
-    "Record",
-    "Source",
-    "SourceOptions",
-    "Terms",
-    "Unusable",
-    "check_terms",
-    "detect_shape",
-    "open_source",
-    "user_turns",
-]

@@ -36,7 +36,7 @@ _NAMED = (
 MARK = re.compile(
     "|".join(f"(?P<m{n}>{mark})" for n, (mark, _) in enumerate(_MARKUP)) + "|" + _NAMED, re.IGNORECASE
 )
-# What ends a turn, or begins a text; BOS and EOS of many tokenizers.
+# Marks that end a turn or begin a text; BOS and EOS of many tokenizers.
 ENDS = re.compile(
     r"</?s>|<[|｜](?:im_end|end|eot_id|eot|eom_id|return|endoftext|end_of_text|begin_of_text|startoftext|end_of_turn|start|"
     r"begin▁of▁sentence|end▁of▁sentence|end_of_sentence|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN)[|｜]>"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from fledge.base.options import RecipePart
 
 Kind = Literal["self", "file", "dataset", "log"]
 ShapeName = Literal["auto", "sharegpt", "messages", "alpaca", "turns", "prompt", "request", "alternating"]
@@ -19,19 +21,15 @@ _NOT_OF: dict[Kind, tuple[str, ...]] = {
 _NAME = re.compile(r"[^\w.-]+")
 
 
-class SourceOptions(BaseModel):
+class SourceOptions(RecipePart):
     """One source: where it is, how to read it, its weight in the mix, and its terms."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind = Field("file", description="self (the target writes), file, dataset (Hugging Face) or log")
     path: str = Field(
         "", description="file, folder, glob or fsspec URL; for a dataset its hub name or folder"
     )
     name: str = Field("", description="name in records and reports; default: made from the path")
-    weight: float = Field(
-        1.0, gt=0.0, allow_inf_nan=False, description="share of the mix, relative to others"
-    )
+    weight: float = Field(1.0, gt=0.0, description="share of the mix, relative to others")
     shape: ShapeName = Field("auto", description="form of the turns in a row; auto looks at the first rows")
     field: str = Field(
         "",

@@ -226,12 +226,12 @@ def _from_thread(thread: Thread | str, columns: Mapping[str, Any]) -> UserTurns 
     systems = [system] if system else []
     options = template_options(columns)
     tools, others = tools_in(columns)
-    told = {
+    lost = {
         "system_media": media,
         "other_tools": others,
         "prefill": setting(columns, "continue_final_message"),
     }
-    losses += [name for name, lost in told.items() if lost]
+    losses += [name for name, found in lost.items() if found]
     results = tuple(map(tuple, thread.results[: len(turns)]))
     return UserTurns(
         tuple(turns),

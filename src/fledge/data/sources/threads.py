@@ -14,7 +14,7 @@ from fledge.data.sources.columns import is_given, value_at
 from fledge.data.sources.messages import Thread, content_of, is_list, read_thread, role_of
 from fledge.data.sources.transcripts import read_transcript
 
-# What was said before the row's own turn: chat_history, previousMessages; past_user_inputs has the user's turns alone.
+# Columns with the earlier conversation: chat_history, previousMessages; past_user_inputs has the user's turns alone.
 _EARLIER = r"(?:past|previous|prior|earlier|preceding)_?"
 _ASKED = re.compile(rf"{_EARLIER}(?:user_?)?(?:inputs|questions|queries|prompts)", re.IGNORECASE)
 _HISTORY = re.compile(

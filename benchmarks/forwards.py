@@ -1,10 +1,9 @@
-"""The cost of single forwards relative to a plain step: verify by rows, one draft step, one draft-extend.
+"""Single forwards: a plain step, verifies by rows, one draft step.
 
     speed-up = tau * t_plain / (t_draft + t_verify + t_extend + t_host_exposed)
 
 All sizes are timed in turn, repeatedly, so that drift of the machine affects them equally; the medians count. The
-extend is timed after a forward of the target, as in a round, where the target's weights have evicted the head's from
-the caches. The tokens are real text (our own prompts), since the CPU kernels read less of an lm_head if the next token
+tokens are real text (our own prompts), since the CPU kernels read less of an lm_head if the next token
 is certain (`native/screen.h`).
 """
 
@@ -13,78 +12,50 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, cycle, islice
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fledge.bench.results import Costs
 from fledge.bench.statistics import alternation
 from fledge.bench.workloads import own_workload
 from fledge.draft import HeadRunner
 from fledge.engine.flight import seconds_of
 from fledge.native.abi import MOST_NODES
 from fledge.target import ForwardBatch, Target
-from fledge.target.cpu import NativeDecoder
 
-EXTEND_ROWS = 4
 _ROOM = MOST_NODES  # rows after the context
 
 
+class Costs(NamedTuple):
+    """Milliseconds of forwards after a context."""
+
+    plain_step: float
+    verify: dict[int, float]  # by rows
+    draft_step: float
+
+
 def measure_costs(
-    target: Target,
-    runner: HeadRunner | None,
-    *,
-    rows: Sequence[int],
-    draft_rows: int,
-    context: int,
-    repeats: int,
+    target: Target, runner: HeadRunner, *, rows: Sequence[int], draft_rows: int, context: int, repeats: int
 ) -> Costs:
-    """Time the target's forwards and, with a head, one draft step of `draft_rows` nodes and one extend."""
+    """Time the target's forwards and one draft step of `draft_rows` nodes."""
     decoder = target.decoder
     maker = BatchMaker(target, context)
     kv = decoder.allocate_kv(maker.pages)
     decoder.forward(maker.prompt(), kv, logits="none")  # real keys and values to attend to
     plain = maker.window(1, tree=False)
-    verify = {count: maker.window(count, tree=True) for count in sorted(set(rows))}
 
-    def verify_call(batch: ForwardBatch) -> Callable[[], object]:
+    def verify(count: int) -> Callable[[], object]:
+        batch = maker.window(count, tree=True)
         return lambda: decoder.forward(batch, kv, logits="argmax", features=True)
 
     calls: dict[str | int, Callable[[], object]] = {
         "plain": lambda: decoder.forward(plain, kv, logits="argmax"),
-        **{count: verify_call(batch) for count, batch in verify.items()},
+        **{count: verify(count) for count in sorted(set(rows))},
+        "draft": _draft_step(runner, maker, target, draft_rows),
     }
-    if runner is not None:
-        calls |= _head_calls(runner, maker, target, draft_rows)
-    times = median_ms(calls, repeats, decoder.device, before={"extend": calls["plain"]})
-    step = times["plain"]
-    costs = Costs(
-        context=context,
-        repeats=repeats,
-        plain_step_ms=step,
-        verify={count: times[count] / step for count in verify},
-        verify_ms={count: times[count] for count in verify},
-    )
-    if runner is not None:
-        costs.draft_rows, costs.extend_rows = draft_rows, EXTEND_ROWS
-        costs.draft_step_ms, costs.draft_step = times["draft"], times["draft"] / step
-        costs.extend_ms, costs.extend = times["extend"], times["extend"] / step
-    return costs
-
-
-def weight_bytes(target: Target) -> int:
-    """Bytes of weights a greedy plain step reads: as the kernels report, else all but embedding and idle experts."""
-    if isinstance(target.decoder, NativeDecoder):
-        return target.decoder.weight_bytes_per_token
-    weights = target.weights
-    total: float = weights.norm.nbytes + weights.lm_head.nbytes
-    for layer in weights.layers:
-        total += sum(part.nbytes for part in vars(layer).values() if isinstance(part, Tensor))
-        if layer.experts and target.config.experts:
-            chosen = target.config.experts.per_token / target.config.experts.count
-            total += layer.experts.router.nbytes
-            total += chosen * (layer.experts.gate_up.nbytes + layer.experts.down.nbytes)
-    return round(total)
+    times = median_ms(calls, repeats, decoder.device)
+    return Costs(times["plain"], {count: times[count] for count in rows}, times["draft"])
 
 
 class BatchMaker:
@@ -136,39 +107,27 @@ class BatchMaker:
         return torch.tensor(values, dtype=torch.int32, device=self._device)
 
 
-def _head_calls(
+def _draft_step(
     runner: HeadRunner, maker: BatchMaker, target: Target, draft_rows: int
-) -> dict[str | int, Callable[[], object]]:
-    decoder = target.decoder
-    size = target.config.hidden_size
-    kv = runner.allocate_kv(maker.pages)
-    draft, extend = maker.siblings(draft_rows), maker.window(EXTEND_ROWS, tree=False)
-    last = extend._replace(
-        logit_rows=torch.tensor([EXTEND_ROWS - 1], dtype=torch.int32, device=decoder.device)
-    )
+) -> Callable[[], object]:
+    device, size = target.decoder.device, target.config.hidden_size
+    kv, draft = runner.allocate_kv(maker.pages), maker.siblings(draft_rows)
     generator = torch.Generator().manual_seed(0)
-    features = torch.randn(EXTEND_ROWS, 3 * size, generator=generator).to(decoder.device, decoder.dtype)
-    hidden = runner.forward(extend, kv, features=features, hidden=None, k=draft_rows).hidden
-    parents = hidden[-1:].expand(draft_rows, -1).contiguous()
-    return {
-        "draft": lambda: runner.forward(draft, kv, features=None, hidden=parents, k=draft_rows),
-        "extend": lambda: runner.forward(last, kv, features=features, hidden=None, k=draft_rows),
-    }
+    features = torch.randn(1, 3 * size, generator=generator).to(device, target.decoder.dtype)
+    hidden = runner.forward(
+        maker.window(1, tree=False), kv, features=features, hidden=None, k=draft_rows
+    ).hidden
+    parents = hidden.expand(draft_rows, -1).contiguous()
+    return lambda: runner.forward(draft, kv, features=None, hidden=parents, k=draft_rows)
 
 
 def median_ms(
-    calls: Mapping[str | int, Callable[[], object]],
-    repeats: int,
-    device: torch.device,
-    *,
-    before: Mapping[str, Callable[[], object]],
+    calls: Mapping[str | int, Callable[[], object]], repeats: int, device: torch.device
 ) -> dict[str | int, float]:
-    """Median milliseconds of each call, after two warm-up rounds. Calls in `before` run ahead of theirs, untimed."""
+    """Median milliseconds of each call, after two warm-up rounds."""
     times: dict[str | int, list[float]] = {name: [] for name in calls}
     for repeat, names in enumerate(alternation(list(calls), repeats + 2)):
         for name in names:
-            if name in before:
-                before[str(name)]()
             seconds = seconds_of(calls[name], device)
             if repeat >= 2:
                 times[name].append(seconds * 1e3)
