@@ -9,6 +9,7 @@ import torch
 
 from fledge.base.errors import TargetError
 from fledge.target import Target, TargetOptions
+from fledge.target.cpu import NativeDecoder
 from fledge.target.matrix import Quantization
 from tests.sources.tiny_gguf import write_gguf
 
@@ -72,3 +73,19 @@ def test_reports_name_the_form_and_other_matrices_are_another_revision(
 def test_an_unknown_quantization_is_a_clear_error(tiny_target_folder: Path) -> None:
     with pytest.raises(TargetError, match="'q5_0' isn't known: use one of none, q8_0, q4_0"):
         Target.load(str(tiny_target_folder), quantization="q5_0")  # type: ignore[arg-type]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", [None, "q8_0", "q4_0"])
+def test_the_kernels_keep_the_memory_that_is_asked_for(
+    tiny_target_folder: Path, q4_1: str, name: Quantization | None
+) -> None:
+    places = [str(tiny_target_folder)] if name else [str(tiny_target_folder), q4_1]
+    for place in places:
+        target = Target.load(place, backend="native", quantization=name)
+        decoder = target.decoder
+        assert isinstance(decoder, NativeDecoder)
+        kept = decoder.weight_bytes_per_token + (
+            decoder.embedding.bytes if not decoder.embedding.coded else 0
+        )
+        assert 0.9 * kept < target.packed_bytes < 1.1 * kept

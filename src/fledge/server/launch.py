@@ -26,7 +26,6 @@ from fledge.server.app import create_app
 from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
 from fledge.sources.find import given_name
-from fledge.target.config import DecoderConfig
 from fledge.target.cpu import native_available
 from fledge.target.options import TargetOptions
 
@@ -105,8 +104,11 @@ def load_engine(
         )
     loaded, drafts = load_pair(target, head, plain=plain)
     if loaded.device.type == "cpu":
-        packed = not native_available(loaded.config, loaded.dtype, loaded.device)
-        check_memory(loaded.config, loaded.dtype.itemsize, free_memory(loaded.device), packed=packed)
+        if not native_available(loaded.config, loaded.dtype, loaded.device):
+            needed = loaded.packed_bytes
+        else:
+            needed = loaded.dtype.itemsize * loaded.config.weight_count
+        check_memory(needed, free_memory(loaded.device))
     if learn is None:
         return Engine(loaded, drafts, limits)
     from fledge.learn import Learning  # with what trains
@@ -125,19 +127,12 @@ def memory_line(engine: Engine) -> str:
     return f"memory: {resident_memory() / 2**30:.1f} GiB; the KV pool grows by use, to at most {bound}"
 
 
-def check_memory(config: DecoderConfig, bytes_per_weight: int, available: int, *, packed: bool) -> None:
-    """Raise a ServerError if the target's weights alone don't fit in `available` bytes.
-
-    `packed`: for the CPU kernels, which keep the lm_head beside a tied embedding, and a copy in 8 bits to screen with.
-    """
-    needed = bytes_per_weight * config.weight_count
-    if packed:
-        lm_head = config.vocab_size * config.hidden_size
-        needed += lm_head * (bytes_per_weight * config.tie_word_embeddings + 1)
+def check_memory(needed: float, available: int) -> None:
+    """Raise a ServerError if the target's weights alone, `needed` bytes, don't fit in `available` bytes."""
     if needed > available:
         raise ServerError(
             f"the target's weights take {needed / 2**30:.1f} GiB, but only {available / 2**30:.1f} GiB of memory are "
-            "available; free some, use a smaller dtype, or a smaller target"
+            "available; free some, use --quantization q8_0 or q4_0, or a smaller target"
         )
 
 

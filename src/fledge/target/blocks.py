@@ -162,6 +162,14 @@ BLOCKS = {  # weights, bytes, bits, group, zero
 }
 
 
+def packed_size(format: str) -> float:
+    """Bytes of a weight as the kernels keep it: numbers in bfloat16; codes with their scales, and minimums if any."""
+    if format in FLOATS:
+        return 2
+    block = BLOCKS[format]
+    return (0.5 if block.bits == 4 else 1) + (2 if block.zero else 4) / block.group
+
+
 def quantise(rows: Tensor, name: str) -> Tensor:
     """Rows [N, K] float32, K a multiple of 32, as raw rows of Q8_0 or Q4_0, rounded as ggml rounds."""
     blocks = rows.view(-1, 32)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fledge.base.errors import TargetError
 from fledge.sources.gguf import open_gguf
 from fledge.sources.gguf_header import GgufHeader, GgufTensor
-from fledge.target.blocks import BLOCKS, FLOATS
+from fledge.target.blocks import BLOCKS, FLOATS, packed_size
 from fledge.target.config import DecoderConfig
 from fledge.target.families import Family
 from fledge.target.matrix import Matrix, Part, Quantization
@@ -125,6 +125,12 @@ class GgufSource(TensorSource):
             return rows
         order = torch.arange(len(rows)).view(-1, head_dim(self.header) // 2, 2).transpose(1, 2)
         return rows[order.flatten()]
+
+    def packed_bytes(self, weights: int, lm_head: int) -> float:
+        if self._quantization is not None:
+            return super().packed_bytes(weights, lm_head)
+        tensors = self.header.tensors.items()
+        return sum(packed_size(raw_rows(name, t).format) * math.prod(t.shape) for name, t in tensors)
 
     def release(self) -> None:
         self.header.release()

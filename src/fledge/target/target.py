@@ -133,6 +133,12 @@ class Target:
         """Its tensors, read as they are used."""
         return open_source(self.place, self.config, self.dtype, self.device, self.asked_quantization)
 
+    @property
+    def packed_bytes(self) -> float:
+        """Memory that the CPU kernels take for its matrices, known before they are read."""
+        c = self.config
+        return self.source.packed_bytes(c.weight_count, c.vocab_size * c.hidden_size)
+
     @cached_property
     def quantization(self) -> str | None:
         """The form of its matrices, for reports: "q8_0", "Q4_K_M", or None where they are plain numbers."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fledge.base.errors import TargetError
 from fledge.sources.files import weight_files
+from fledge.target.blocks import packed_size
 from fledge.target.matrix import Matrix, Quantization
 from fledge.target.mxfp4 import dequantise
 
@@ -73,9 +74,16 @@ class TensorSource(ABC):
                 f"{self.own_name(name)} in {self.place} {error}: leave quantization out"
             ) from error
 
+    def packed_bytes(self, weights: int, lm_head: int) -> float:
+        """Memory of so many weights, the lm_head's among them, as the CPU kernels keep them."""
+        if self._quantization in ("q8_0", "q4_0"):
+            return packed_size(self._quantization.upper()) * weights
+        screen = packed_size("Q8_0") * lm_head  # a copy of a bfloat16 lm_head
+        return packed_size("BF16") * weights + screen
+
     @abstractmethod
     def release(self) -> None:
-        """What has been read may leave memory: it is read again if it is used."""
+        """Let what has been read leave memory; it is read again if it is used."""
 
     def read_mxfp4(self, name: str, count: int, rows: int, columns: int) -> Tensor:
         """Matrices [count, rows, columns], one at a time: on the way each takes a few times the memory."""
