@@ -1,11 +1,11 @@
 """What is found, and what isn't."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from fledge.data import PrivacyFilter
-from tests.data.privacy_corpus.corpus import LOCALES, negatives
 
 FOUND = [
     ("My name is Sarah Connor.", "Sarah Connor", "PERSON"),
@@ -94,11 +94,12 @@ def test_what_only_looks_like_personal_data_is_left_alone(privacy: PrivacyFilter
     assert [(text[f.start : f.end], f.entity) for f in privacy.scan(text)] == []
 
 
-@pytest.mark.parametrize("language", LOCALES)
+@pytest.mark.parametrize("language", ["en", "de", "fr", "es", "pt"])
 def test_prompts_about_nobody_stay_as_they_are(privacy: PrivacyFilter, language: str) -> None:
     """Maths, code, news, fiction, products: a filter that changes them isn't kept on."""
-    changed = [text for text in negatives()[language] if privacy.scan(text)]
-    assert changed == []
+    lines = (Path(__file__).parent / "negatives" / f"{language}.txt").read_text("utf-8").splitlines()
+    assert lines
+    assert [line for line in lines if line and privacy.scan(line.replace("\\n", "\n"))] == []
 
 
 def test_a_name_alone_counts_only_beside_personal_data(privacy: PrivacyFilter) -> None:
