@@ -1,7 +1,8 @@
 """Training-time test written down plainly: transformers' parts, nn.Linear, autograd, all positions, full logits.
 
-What fledge's trainer is checked against (the same loss and gradients) and measured against (see speed.py). The unroll
-is as in EAGLE-3 (arXiv 2503.01840): step j attends to the keys of step 0 up to its position and its own later ones.
+What fledge's trainer is checked against (the same loss and gradients) and measured against (benchmarks/training_speed).
+The unroll is as in EAGLE-3 (arXiv 2503.01840): step j attends to the keys of step 0 up to its position and its own
+later ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What speculators' trainer is handed, and how speed.py is told to ask it; the trainer itself isn't installed here."""
+"""What speculators' trainer is handed, and how the instrument is told to ask it; the trainer itself isn't installed here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.train import speed
+from benchmarks.training_speed import __main__ as speed
+from benchmarks.training_speed.speculators_peer import as_speculators
 from tests.train.samples import make_sample
-from tests.train.speculators_peer import as_speculators
 
 
 def test_its_last_norm_gives_our_hidden_states_again():

@@ -1,6 +1,6 @@
 """speculators' own EAGLE-3 trainer, one step at a time; run by a Python that has speculators (0.9.0), not fledge.
 
-    python tests/train/speculators_loop.py FILE        # FILE and the questions come from speculators_peer.py
+    python benchmarks/training_speed/speculators_loop.py FILE    # FILE and the questions come from speculators_peer.py
 
 Its Python needs a torchvision built for its torch, or none: transformers imports it where it finds it.
 
