@@ -1,4 +1,4 @@
-"""What speculators' trainer is handed, and how the instrument is told to ask it; the trainer itself isn't installed here."""
+"""What speculators' trainer is handed, and how the instrument is told to ask it; the trainer isn't installed here."""
 
 from __future__ import annotations
 
