@@ -4,7 +4,7 @@ peers               other engines beside fledge             ratios          what
 privacy             the filter on a labelled corpus         overhead        what HTTP adds to a stream
 first_token         short prompts beside long ones          screen_cost     choosing tokens without making logits
 ablation            what a recipe's choices are worth       codec_cost      what features in 8 bits cost in tau
-predicted           tau as predicted and as served
+predicted           tau as predicted and as served      training_speed  a step beside other trainers' steps
 training_memory     peak memory of training                 selection_memory    and of choosing prompts
 learning            how soon a server that learns is faster
 learning_latency, learning_steady, learning_swaps, learning_poisoned    what that costs

@@ -1,6 +1,6 @@
 """The privacy filter on a labelled corpus, beside Presidio's defaults: `python -m benchmarks.privacy`.
 
-Two forms of corpora are read, as a JSON list or as JSON lines:
+Two forms of corpora are read, as a JSON list or as JSON lines, packed with gzip or not:
 
     presidio-research   {"full_text": ..., "spans": [{"entity_type", "start_position", "end_position"}]}
     kiji, ai4privacy    {"text" or "source_text": ..., "privacy_mask": [{"label", "value"}, and maybe "start", "end"]}
@@ -14,6 +14,7 @@ Labels without a counterpart (AGE, DATE_TIME, TITLE, ...) are left out, as are f
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import time
@@ -58,6 +59,7 @@ _KINDS = {
     e.CRYPTO: "CRYPTO BITCOINADDRESS ETHEREUMADDRESS LITECOINADDRESS",
     e.PASSWORD: "PASSWORD PIN",
     e.API_KEY: "API_KEY SECURITYTOKEN",
+    **{kind: kind for kind in (e.BANK_ROUTING, e.INSURANCE_ID, e.PRIVATE_KEY, e.URL_CREDENTIALS)},
 }
 _KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
@@ -116,14 +118,15 @@ class FilterScores:
 def read_corpus(place: str) -> list[Labelled]:
     """The texts of a corpus file; raises DataError if it has neither of the two forms."""
     try:
-        text = read_bytes(place).decode("utf-8-sig")
+        packed = read_bytes(place)
+        text = (gzip.decompress(packed) if place.endswith(".gz") else packed).decode("utf-8-sig")
         rows = (
             json.loads(text)
             if text.lstrip().startswith("[")
             else [json.loads(line) for line in text.split("\n") if line.strip()]  # not at U+2028
         )
         return [_labelled(row) for row in rows]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, gzip.BadGzipFile) as error:
         raise DataError(
             f"{place} is no labelled corpus ({type(error).__name__}: {error}); fledge reads presidio-research's form "
             '({"full_text", "spans"}) and privacy masks ({"text", "privacy_mask"}), as a JSON list or as JSON lines'

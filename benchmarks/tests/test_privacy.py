@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -45,8 +46,11 @@ def _masked_form() -> dict[str, object]:
 def test_both_forms_are_read_alike_as_a_list_or_as_lines(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([_presidio_form()]))
     (tmp_path / "b.jsonl").write_text(json.dumps(_masked_form()) + "\n")
-    first, second = (read_corpus(str(tmp_path / name)) for name in ("a.json", "b.jsonl"))
-    assert first == second
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes()))
+    first, second, packed = (
+        read_corpus(str(tmp_path / name)) for name in ("a.json", "b.jsonl", "c.jsonl.gz")
+    )
+    assert first == second == packed
     assert [span.kind for span in first[0].spans] == ["EMAIL_ADDRESS", "PHONE_NUMBER", None]
 
 

@@ -11,24 +11,9 @@ import pytest
 from fledge.base.errors import StorageError
 from fledge.base.storage import Manifest
 from fledge.bench.report import data_facts, training_facts
-from fledge.data import Conversation
 from fledge.data.conversations import shard_bytes
 from fledge.heads import Head
-
-
-def conversation(number: int, tokens: list[int], *, split: str, temperature: float) -> Conversation:
-    return Conversation(
-        conversation_id=f"c{number}",
-        prompt_id=f"p{number}",
-        source="self",
-        category="code" if number % 2 else "chat",
-        token_ids=[1, 2, 3, *tokens],
-        loss_mask=[False] * 3 + [True] * len(tokens),
-        turn_starts=[0, 3],
-        temperature=temperature,
-        finish_reason="stop",
-        split=split,
-    )
+from tests.data.conversation import conversation
 
 
 def test_data_facts_count_conversations_and_what_the_draft_vocabulary_covers(
@@ -37,9 +22,9 @@ def test_data_facts_count_conversations_and_what_the_draft_vocabulary_covers(
     known = head.vocabulary.token_ids.tolist()
     unknown = next(token for token in range(512) if token not in set(known))
     conversations = [
-        conversation(0, [known[0], known[1], unknown, known[2]], split="train", temperature=0.0),
-        conversation(1, [known[0], unknown], split="heldout", temperature=0.8),
-        conversation(2, [known[0]] * 4, split="train", temperature=0.0),
+        conversation("0", [1, 2, 3], [known[0], known[1], unknown, known[2]]),
+        conversation("1", [1, 2, 3], [known[0], unknown], "heldout", "code", 0.8),
+        conversation("2", [1, 2, 3], [known[0]] * 4),
     ]
     Manifest.load(str(tmp_path)).write_shard("part.parquet", shard_bytes(conversations), records=3, tokens=19)
     facts = data_facts(str(tmp_path), head=head)

@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from fledge.base.errors import ServerError
 from fledge.bench.load.client import Call, RequestRecord, model_name, open_session, send
 from fledge.bench.load.drive import Driven, drive
 from fledge.bench.workloads import Prompt
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
+
+
+def against(handler: Handler, ask: Callable[[ClientSession, str], Awaitable[T]]) -> T:
+    """Ask a server that answers everything so; it is given by a session and its address."""
+
+    async def asked() -> T:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        async with TestServer(app) as server, open_session() as session:
+            return await ask(session, f"http://{server.host}:{server.port}")
+
+    return asyncio.run(asked())
+
+
+def call(url: str) -> Call:
+    return Call(url, "m", 8, 0.0, False, False, None, 10.0)
+
+
+def driven(handler: Handler, prompts: list[Prompt], at_once: int) -> Driven:
+    return against(handler, lambda session, url: drive(session, call(url), prompts, at_once))
 
 
 def answered(*lines: str) -> RequestRecord:
@@ -26,14 +51,7 @@ def sent(text: str, content_type: str = "text/event-stream") -> RequestRecord:
     async def chat(request: web.Request) -> web.Response:
         return web.Response(text=text, content_type=content_type)
 
-    async def ask() -> RequestRecord:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        async with TestServer(app) as server, open_session() as session:
-            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            return await send(session, call, [], RequestRecord("q", 0, 0.0))
-
-    return asyncio.run(ask())
+    return against(chat, lambda session, url: send(session, call(url), [], RequestRecord("q", 0, 0.0)))
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning", "reasoning_content"])
@@ -81,14 +99,7 @@ def test_a_conversation_goes_on_with_the_answers_and_not_with_the_thinking_befor
         lines = [f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas]
         return web.Response(text="".join(lines) + "data: [DONE]\n\n")
 
-    async def ask() -> Driven:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        async with TestServer(app) as server, open_session() as session:
-            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            return await drive(session, call, [Prompt("1", "chat", ("Why?", "And?"))], 1)
-
-    found = asyncio.run(ask())
+    found = driven(chat, [Prompt("1", "chat", ("Why?", "And?"))], 1)
     assert [one.text for one in found.records] == ["hm soBecause"] * 2
     assert asked[1][1] == {"role": "assistant", "content": "Because"}
 
@@ -100,15 +111,7 @@ def test_a_level_lasts_until_its_last_request_has_failed_too() -> None:
         await asyncio.sleep(0.2)
         return web.Response(status=500)
 
-    async def ask() -> Driven:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        prompts = [Prompt(str(n), "chat", (text,)) for n, text in enumerate(("quick", "slow"))]
-        async with TestServer(app) as server, open_session() as session:
-            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            return await drive(session, call, prompts, 2)
-
-    found = asyncio.run(ask())
+    found = driven(chat, [Prompt(str(n), "chat", (text,)) for n, text in enumerate(("quick", "slow"))], 2)
     assert [one.ok for one in found.records] == [True, False]
     assert found.seconds >= 0.2
 
@@ -125,14 +128,8 @@ def test_a_server_that_names_no_model_says_why(status: int, body: str, problem: 
     async def models(request: web.Request) -> web.Response:
         return web.Response(status=status, text=body)
 
-    async def ask() -> str:
-        app = web.Application()
-        app.router.add_get("/v1/models", models)
-        async with TestServer(app) as server, open_session() as session:
-            return await model_name(session, f"http://{server.host}:{server.port}")
-
     with pytest.raises(ServerError, match=problem):
-        asyncio.run(ask())
+        against(models, model_name)
 
 
 def test_a_server_is_sent_what_the_workload_has_besides_its_turns() -> None:
@@ -145,18 +142,10 @@ def test_a_server_is_sent_what_the_workload_has_besides_its_turns() -> None:
         text = "".join(f"data: {line}\n\n" for line in lines)
         return web.Response(text=text, content_type="text/event-stream")
 
-    async def ask() -> Driven:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", chat)
-        async with TestServer(app) as server, open_session() as session:
-            call = Call(f"http://{server.host}:{server.port}", "m", 8, 0.0, False, False, None, 10.0)
-            prompt = Prompt(
-                "q", "chat", ("one", "two"), "Be short.", json.dumps(["tool"]), '{"think": false}', (5, 7)
-            )
-            return await drive(session, call, [prompt], 1)
-
-    driven = asyncio.run(ask())
-    assert [record.ok for record in driven.records] == [True, True]
+    prompt = Prompt(
+        "q", "chat", ("one", "two"), "Be short.", json.dumps(["tool"]), '{"think": false}', (5, 7)
+    )
+    assert [record.ok for record in driven(chat, [prompt], 1).records] == [True, True]
     assert [body["max_tokens"] for body in bodies] == [5, 7]  # not the 8 of all requests
     for body in bodies:
         assert (body["tools"], body["chat_template_kwargs"]) == (["tool"], {"think": False})

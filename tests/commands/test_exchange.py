@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +14,12 @@ import safetensors.torch
 import torch
 from huggingface_hub import HfApi, constants
 
-from fledge.commands.main import main
 from fledge.deploy.exchange import export_head
 from fledge.heads import Head
 from fledge.heads import checkpoint as checkpoint_module
 from fledge.heads.checkpoint import write_head
 from fledge.sources import hub as hub_module
+from tests.commands.command import Fledge
 from tests.heads.tiny_head import load_tiny_target, random_head
 
 
@@ -30,60 +29,40 @@ def head(tiny_target_folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "head"
 
 
-def fledge(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["fledge", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_a_folder_is_named_as_it_is_whatever_its_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], head: Path, tmp_path: Path
-) -> None:
+def test_a_folder_is_named_as_it_is_whatever_its_name(fledge: Fledge, head: Path, tmp_path: Path) -> None:
     folder = tmp_path / ("long [b]" * 20)
-    assert fledge(monkeypatch, "export", head, folder) == 0
-    assert f"head: {folder} (" in capsys.readouterr().out
+    assert f"head: {folder} (" in fledge("export", head, folder)
 
 
 def test_a_models_folder_is_not_overwritten_by_a_head_but_another_head_is(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    head: Path,
-    tiny_target_folder: Path,
-    tmp_path: Path,
+    fledge: Fledge, head: Path, tiny_target_folder: Path, tmp_path: Path
 ) -> None:
     model = Path(shutil.copytree(tiny_target_folder, tmp_path / "model"))
     before = {path.name: path.read_bytes() for path in model.iterdir()}
     for command in ("export", "import"):
-        assert fledge(monkeypatch, command, head, model) == 2
-        assert "would be overwritten; name another folder" in capsys.readouterr().err
+        assert "would be overwritten; name another folder" in fledge.error(command, head, model)
         assert {path.name: path.read_bytes() for path in model.iterdir()} == before
         for _ in range(2):
-            assert fledge(monkeypatch, command, head, tmp_path / command) == 0
+            fledge(command, head, tmp_path / command)
 
 
 def test_export_import_and_doctor_from_the_command_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    head: Path,
-    tiny_target_folder: Path,
-    tmp_path: Path,
+    fledge: Fledge, head: Path, tiny_target_folder: Path, tmp_path: Path
 ) -> None:
     target = ("--target", tiny_target_folder)
-    assert fledge(monkeypatch, "export", head, tmp_path / "spec", "--form", "speculators", *target) == 0
-    assert fledge(monkeypatch, "import", tmp_path / "spec", tmp_path / "back", *target) == 0
+    fledge("export", head, tmp_path / "spec", "--form", "speculators", *target)
+    fledge("import", tmp_path / "spec", tmp_path / "back", *target)
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (head / "model.safetensors").read_bytes()
-    short = ("--max-tokens", 8)
-    assert fledge(monkeypatch, "doctor", tiny_target_folder, tmp_path / "back", *short) == 0
-    assert "no fault found" in capsys.readouterr().out
+    examined = ("doctor", tiny_target_folder, tmp_path / "back", "--max-tokens", "8")
+    assert "no fault found" in fledge(*examined)
     config = json.loads((tmp_path / "back" / "config.json").read_text()) | {"rope_theta": 1e6}
     (tmp_path / "back" / "config.json").write_text(json.dumps(config))
-    assert fledge(monkeypatch, "doctor", tiny_target_folder, tmp_path / "back", *short) == 1
-    assert "rope: RoPE base 1e+06 (default), the target's is 10000 (default)" in capsys.readouterr().out
-    assert fledge(monkeypatch, "doctor", tiny_target_folder, tmp_path / "none") == 2
-    assert fledge(monkeypatch, "import", head, tmp_path / "x", "--layers", "one") == 2
-    assert "give three numbers such as 1,14,26" in capsys.readouterr().err
-    assert fledge(monkeypatch, "import", head, tmp_path / "x", "--layers=-1,2,3") == 2
+    told = fledge(*examined, expect=1)
+    assert "rope: RoPE base 1e+06 (default), the target's is 10000 (default)" in told
+    fledge.error("doctor", tiny_target_folder, tmp_path / "none")
+    wanted = ("import", head, tmp_path / "x")
+    assert "give three numbers such as 1,14,26" in fledge.error(*wanted, "--layers", "one")
+    fledge.error(*wanted, "--layers=-1,2,3")
     assert not (tmp_path / "x").exists()
 
 
@@ -104,19 +83,23 @@ def test_an_embedding_needs_no_other_weights_of_the_target(
 
 
 def test_layers_said_on_import_are_written_in_each_convention(
-    monkeypatch: pytest.MonkeyPatch, head: Path, tiny_target_folder: Path, tmp_path: Path
+    fledge: Fledge, head: Path, tiny_target_folder: Path, tmp_path: Path
 ) -> None:
-    known = ("--layers", "2,3,5", "--target", tiny_target_folder)
-    assert fledge(monkeypatch, "import", head, tmp_path / "other", *known) == 0
+    fledge("import", head, tmp_path / "other", "--layers", "2,3,5", "--target", tiny_target_folder)
     assert Head.load(str(tmp_path / "other")).metadata.feature_layers == (2, 3, 5)
-    assert fledge(monkeypatch, "export", tmp_path / "other", tmp_path / "vllm", "--form", "vllm") == 0
+    fledge("export", tmp_path / "other", tmp_path / "vllm", "--form", "vllm")
     config = json.loads((tmp_path / "vllm" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [3, 4, 6]
 
 
 @pytest.mark.parametrize("online", [True, False])
 def test_a_pickled_head_of_the_hub_is_read_by_its_id(
-    monkeypatch: pytest.MonkeyPatch, head: Path, tiny_target_folder: Path, tmp_path: Path, online: bool
+    fledge: Fledge,
+    monkeypatch: pytest.MonkeyPatch,
+    head: Path,
+    tiny_target_folder: Path,
+    tmp_path: Path,
+    online: bool,
 ) -> None:
     """EAGLE's own are in pytorch_model.bin alone."""
     repository = tmp_path / "cache" / "models--org--eagle"
@@ -137,7 +120,7 @@ def test_a_pickled_head_of_the_hub_is_read_by_its_id(
 
         monkeypatch.setattr(hub_module, "snapshot_download", download)
     assert Head.load("org/eagle").config == Head.load(str(head)).config
-    assert fledge(monkeypatch, "doctor", tiny_target_folder, "org/eagle", "--max-tokens", 4) == 0
+    fledge("doctor", tiny_target_folder, "org/eagle", "--max-tokens", "4")
 
 
 def test_push_uploads_the_whole_folder_in_one_commit_and_a_hub_id_loads(

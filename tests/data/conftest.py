@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,22 +58,20 @@ def made_by_no_backend(folder: Path) -> dict[str, bytes]:
     return {name: content for name, content in files_of(folder).items() if Path(name).name != "backend.json"}
 
 
-@pytest.fixture
-def kill_at_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
-    """Arrange that the stage dies at its n-th write from now on, just before or just after it."""
-    write = storage.write_atomic
+@contextmanager
+def killed_at_write(number: int, after: bool = False) -> Iterator[None]:
+    """The stage inside dies at its n-th write, just before or just after it."""
+    write, writes = storage.write_atomic, itertools.count()
 
-    def arrange(number: int, after: bool) -> None:
-        writes = itertools.count()
+    def dying(url: str, data: bytes) -> None:
+        dies = next(writes) == number
+        if dies and not after:
+            raise Killed
+        write(url, data)
+        if dies:
+            raise Killed
 
-        def dying(url: str, data: bytes) -> None:
-            dies = next(writes) == number
-            if dies and not after:
-                raise Killed
-            write(url, data)
-            if dies:
-                raise Killed
-
-        monkeypatch.setattr(storage, "write_atomic", dying)
-
-    return arrange
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "write_atomic", dying)
+        with pytest.raises(Killed):
+            yield

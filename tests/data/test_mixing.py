@@ -8,7 +8,7 @@ import random
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
 from fledge.target import Target
 from tests.data.blacken import Blacken, BlackenAndTell
-from tests.data.conftest import Killed, files_of
+from tests.data.conftest import files_of, killed_at_write
 from tests.data.templates import FIXTURES
 from tests.data.test_contract import with_template
 
@@ -249,16 +249,12 @@ def test_killed_at_any_write_and_started_again_the_files_are_the_same(
     log: str,
     undisturbed: dict[str, bytes],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kill_at_write: Callable[[int, bool], None],
     write: int,
     after: bool,
 ) -> None:
     chosen = options(sharegpt, log, shard_size=10)
-    kill_at_write(write, after)
-    with pytest.raises(Killed):
+    with killed_at_write(write, after):
         make_prompts(target, None, chosen, str(tmp_path / "out"))
-    monkeypatch.undo()
     make_prompts(target, None, chosen, str(tmp_path / "out"))
     assert files_of(tmp_path / "out") == undisturbed
     assert prompt_summary(str(tmp_path / "out")).attempts == 122

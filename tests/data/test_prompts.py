@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from fledge.base.errors import DataError, FingerprintError
 from fledge.data import Opening, PromptOptions, make_prompts, prompt_summary, read_prompts
 from fledge.engine import Engine
 from fledge.target import Target
-from tests.data.conftest import Killed, files_of
+from tests.data.conftest import Killed, files_of, killed_at_write
 
 OPTIONS = PromptOptions(
     count=12,
@@ -68,20 +67,10 @@ def test_another_seed_gives_other_prompts(
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("write", range(9))
 def test_killed_at_any_write_and_started_again_the_files_are_the_same(
-    target: Target,
-    engine: Engine,
-    undisturbed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kill_at_write: Callable[[int, bool], None],
-    write: int,
-    after: bool,
+    target: Target, engine: Engine, undisturbed: Path, tmp_path: Path, write: int, after: bool
 ) -> None:
-    with monkeypatch.context():
-        kill_at_write(write, after)
-        with pytest.raises(Killed):
-            make_prompts(target, engine, OPTIONS, str(tmp_path))
-    monkeypatch.undo()
+    with killed_at_write(write, after):
+        make_prompts(target, engine, OPTIONS, str(tmp_path))
     make_prompts(target, engine, OPTIONS, str(tmp_path))
     assert files_of(tmp_path) == files_of(undisturbed)
     assert not engine.busy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from fledge.data import (
 )
 from fledge.engine import Engine
 from fledge.target import Target
-from tests.data.conftest import Killed, files_of
+from tests.data.conftest import Killed, files_of, killed_at_write
 
 OPTIONS = RespondOptions(
     max_new_tokens=24, shard_size=7, second_turn=0.5, user_max_tokens=64, user_temperature=1.0, heldout=0.3
@@ -105,19 +104,10 @@ def test_the_batch_does_not_matter(target: Target, prompts: str, undisturbed: Pa
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("write", range(9))
 def test_killed_at_any_write_and_started_again_the_files_are_the_same(
-    target: Target,
-    prompts: str,
-    undisturbed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kill_at_write: Callable[[int, bool], None],
-    write: int,
-    after: bool,
+    target: Target, prompts: str, undisturbed: Path, tmp_path: Path, write: int, after: bool
 ) -> None:
-    kill_at_write(write, after)
-    with pytest.raises(Killed):
+    with killed_at_write(write, after):
         respond(target, make_engine(target, 4), prompts, OPTIONS, str(tmp_path))
-    monkeypatch.undo()
     respond(target, make_engine(target, 8), prompts, OPTIONS, str(tmp_path))
     assert files_of(tmp_path) == files_of(undisturbed)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fledge.data.conversations import Conversation
 from fledge.doctor import PROMPTS
 from fledge.engine import Engine
 from fledge.features import FeatureOptions, extract_features
 from fledge.target import Target
 from fledge.train import TrainOptions, train
+from tests.data.conversation import conversation
 from tests.features.test_features import write_conversations
 from tests.heads.tiny_head import load_tiny_target
 from tests.tiny import TinyShape, save_tiny_target
@@ -35,18 +35,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
     target = load_tiny_target(save_tiny_target(folder / "llama", shape=SHAPE))
     answers = Engine(target, None).generate(list(PROMPTS), max_tokens=TOKENS)
     conversations = [
-        Conversation(
-            conversation_id=f"{split}-{number}",
-            prompt_id=str(number),
-            source="test",
-            category="chat",
-            token_ids=a.prompt_token_ids + a.token_ids,
-            loss_mask=[False] * len(a.prompt_token_ids) + [True] * len(a.token_ids),
-            turn_starts=[0, len(a.prompt_token_ids)],
-            temperature=0.0,
-            finish_reason=a.finish_reason,
-            split=split,
-        )
+        conversation(f"{split}-{number}", a.prompt_token_ids, a.token_ids, split)
         for split in ("train", "heldout")
         for number, a in enumerate(answers)
     ]

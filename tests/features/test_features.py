@@ -13,6 +13,7 @@ from fledge.features import FeatureExtractor, FeatureOptions, FeatureStore, byte
 from fledge.features import extract as extract_module
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
+from tests.data.conversation import conversation
 
 OPTIONS = FeatureOptions(batch_tokens=64, shard_mib=1)
 
@@ -22,20 +23,9 @@ def make_conversations(count: int, seed: int = 0) -> list[Conversation]:
     made = []
     for number in range(count):
         prompt, answer = draw.randint(2, 12), draw.randint(1, 30)
-        made.append(
-            Conversation(
-                conversation_id=f"c{number}",
-                prompt_id=f"p{number}",
-                source="test",
-                category="story" if number % 2 else "code",
-                token_ids=[draw.randrange(512) for _ in range(prompt + answer)],
-                loss_mask=[False] * prompt + [True] * answer,
-                turn_starts=[0, prompt],
-                temperature=0.5,
-                finish_reason="stop",
-                split="heldout" if number % 5 == 0 else "train",
-            )
-        )
+        tokens = [draw.randrange(512) for _ in range(prompt + answer)]
+        split, category = "train" if number % 5 else "heldout", "story" if number % 2 else "code"
+        made.append(conversation(f"c{number}", tokens[:prompt], tokens[prompt:], split, category, 0.5))
     return made
 
 
@@ -63,16 +53,13 @@ def test_packed_extraction_equals_one_conversation_at_a_time(target: Target, tmp
     store = FeatureStore(str(tmp_path / "features"))
     assert summary.records == len(store.samples) == 23
     assert len(store.split("heldout")) == 5
-    for info, conversation in zip(store.samples, conversations, strict=True):
+    for info, given in zip(store.samples, conversations, strict=True):
         sample = store.read(info)
-        n = len(conversation.token_ids)
-        assert (sample.conversation_id, sample.category) == (
-            conversation.conversation_id,
-            conversation.category,
-        )
-        assert sample.token_ids.tolist() == conversation.token_ids
-        assert sample.loss_mask.bool().tolist() == conversation.loss_mask
-        assert (info.tokens, info.supervised) == (n, conversation.supervised_tokens)
+        n = len(given.token_ids)
+        assert (sample.conversation_id, sample.category) == (given.conversation_id, given.category)
+        assert sample.token_ids.tolist() == given.token_ids
+        assert sample.loss_mask.bool().tolist() == given.loss_mask
+        assert (info.tokens, info.supervised) == (n, given.supervised_tokens)
         pages = -(-n // target.decoder.page_size)
         rows = ForwardBatch(
             token_ids=sample.token_ids,
@@ -86,7 +73,7 @@ def test_packed_extraction_equals_one_conversation_at_a_time(target: Target, tmp
         alone = target.decoder.forward(rows, kv, logits="argmax", features=True, hidden=True)
         for got, wanted in ((sample.features, alone.features), (sample.hidden, alone.hidden)):
             torch.testing.assert_close(got.float(), wanted, rtol=2e-2, atol=2e-2)
-        generated_next = [*conversation.loss_mask[1:], False]
+        generated_next = [*given.loss_mask[1:], False]
         expected = [int(i) if g else -1 for i, g in zip(alone.argmax, generated_next, strict=True)]
         assert sample.argmax.tolist() == expected
 

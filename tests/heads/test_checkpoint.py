@@ -57,59 +57,38 @@ def test_save_and_load_give_the_same_bits(head: Head, tmp_path: Path):
         assert (tmp_path / "head" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-def test_the_file_has_the_names_and_shapes_engines_load(head: Head, tmp_path: Path):
+def test_the_file_has_the_names_shapes_and_tensors_engines_load(head: Head, tmp_path: Path):
     head.save(str(tmp_path))
-    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors, w = safetensors.torch.load_file(tmp_path / "model.safetensors"), head.weights
     config = json.loads((tmp_path / "config.json").read_text())
-    size, heads, kv, dim = 64, 4, 2, 32
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert config["max_position_embeddings"] == 2048
     assert "eagle_config" not in config
-    assert {name: tuple(t.shape) for name, t in tensors.items() if not name.startswith("fc_norm")} == {
-        "fc.weight": (size, 3 * size),
-        "midlayer.self_attn.q_proj.weight": (heads * dim, 2 * size),
-        "midlayer.self_attn.k_proj.weight": (kv * dim, 2 * size),
-        "midlayer.self_attn.v_proj.weight": (kv * dim, 2 * size),
-        "midlayer.self_attn.o_proj.weight": (size, heads * dim),
-        "midlayer.mlp.gate_proj.weight": (96, size),
-        "midlayer.mlp.up_proj.weight": (96, size),
-        "midlayer.mlp.down_proj.weight": (size, 96),
-        "midlayer.hidden_norm.weight": (size,),
-        "midlayer.input_layernorm.weight": (size,),
-        "midlayer.post_attention_layernorm.weight": (size,),
-        "norm.weight": (size,),
-        "lm_head.weight": (96, size),
-        "d2t": (96,),
-        "t2d": (512,),
-    }
-    ids = torch.arange(96) + tensors["d2t"]
-    assert torch.equal(ids, tensors["t2d"].nonzero().flatten())
-
-
-def test_each_tensor_is_the_one_its_name_says(head: Head, tmp_path: Path):
-    head.save(str(tmp_path))
-    tensors, w, c = safetensors.torch.load_file(tmp_path / "model.safetensors"), head.weights, head.config
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    assert w.fc_norms is not None
+    size, queries, keys = 64, 4 * 32, 2 * 32
     expected = {
-        "fc.weight": w.fc,
-        "midlayer.self_attn.q_proj.weight": w.qkv[:queries],
-        "midlayer.self_attn.k_proj.weight": w.qkv[queries : queries + keys],
-        "midlayer.self_attn.v_proj.weight": w.qkv[queries + keys :],
-        "midlayer.self_attn.o_proj.weight": w.o,
-        "midlayer.mlp.gate_proj.weight": w.gate_up[:96],
-        "midlayer.mlp.up_proj.weight": w.gate_up[96:],
-        "midlayer.mlp.down_proj.weight": w.down,
-        "midlayer.hidden_norm.weight": w.hidden_norm,
-        "midlayer.input_layernorm.weight": w.input_norm,
-        "midlayer.post_attention_layernorm.weight": w.post_norm,
-        "norm.weight": w.norm,
-        "lm_head.weight": w.lm_head,
-        "fc_norm.0.weight": w.fc_norms[0],  # type: ignore[index]
-        "fc_norm.2.weight": w.fc_norms[2],  # type: ignore[index]
+        "fc.weight": ((size, 3 * size), w.fc),
+        "midlayer.self_attn.q_proj.weight": ((queries, 2 * size), w.qkv[:queries]),
+        "midlayer.self_attn.k_proj.weight": ((keys, 2 * size), w.qkv[queries : queries + keys]),
+        "midlayer.self_attn.v_proj.weight": ((keys, 2 * size), w.qkv[queries + keys :]),
+        "midlayer.self_attn.o_proj.weight": ((size, queries), w.o),
+        "midlayer.mlp.gate_proj.weight": ((96, size), w.gate_up[:96]),
+        "midlayer.mlp.up_proj.weight": ((96, size), w.gate_up[96:]),
+        "midlayer.mlp.down_proj.weight": ((size, 96), w.down),
+        "midlayer.hidden_norm.weight": ((size,), w.hidden_norm),
+        "midlayer.input_layernorm.weight": ((size,), w.input_norm),
+        "midlayer.post_attention_layernorm.weight": ((size,), w.post_norm),
+        "norm.weight": ((size,), w.norm),
+        "lm_head.weight": ((96, size), w.lm_head),
+        **{f"fc_norm.{place}.weight": ((size,), norm) for place, norm in enumerate(w.fc_norms)},
     }
-    parts = list(expected.values())
+    maps = tensors.pop("d2t"), tensors.pop("t2d")
+    assert {n: tuple(t.shape) for n, t in tensors.items()} == {n: shape for n, (shape, _) in expected.items()}
+    parts = [tensor for _, tensor in expected.values()]
     assert not any(a.equal(b) for n, a in enumerate(parts) for b in parts[:n])  # or a mix-up wouldn't show
-    assert [name for name, tensor in expected.items() if not torch.equal(tensors[name], tensor)] == []
+    assert [name for name, (_, tensor) in expected.items() if not torch.equal(tensors[name], tensor)] == []
+    assert [tuple(map_.shape) for map_ in maps] == [(96,), (512,)]
+    assert torch.equal(torch.arange(96) + maps[0], maps[1].nonzero().flatten())
 
 
 def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
@@ -130,8 +109,6 @@ def test_vllm_and_speculators_forms_load(head: Head, tmp_path: Path):
         ({"d2t": "verifier_norm.weight"}, {}, "no d2t"),
         ({"fc.weight": "verifier_norm.weight"}, {}, "no tensor fc.weight"),
         ({"fc.weight": "other"}, {}, "uses other, which"),
-        ({}, {"norm_before_fc": True}, "norm_before_fc"),
-        ({}, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r'rope_scaling\.rope_type="dynamic"'),
         ({}, {"hidden_size": 128}, "its config says"),
         ({}, {"hidden_size": None}, "lacks or misstates hidden_size=None"),
         ({}, {"rms_norm_eps": None}, "lacks or misstates rms_norm_eps=None"),

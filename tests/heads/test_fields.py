@@ -191,6 +191,10 @@ def test_a_head_of_speculators_loads_with_all_that_its_layers_class_writes(
             r"eagle_config\.use_mtp_layernorm=true",
         ),
         ("sglang", "", {"eagle_config": {"parallel_draft_step": 4}}, r"eagle_config\.parallel_draft_step=4"),
+        ("sglang", "", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=false"),
+        ("sglang", "", {"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm=false"),
+        ("sglang", "", {"eagle_config": [1]}, r"config\.json can't be used"),
+        ("sglang", "", {"eagle_aux_hidden_state_layer_ids": "low"}, r"config\.json can't be used"),
         (
             "sglang",
             "",
@@ -200,6 +204,8 @@ def test_a_head_of_speculators_loads_with_all_that_its_layers_class_writes(
         ("sglang", "", {"eagle_config": {"use_input_layernorm_in_first_layer": False}}, "first_layer=false"),
         ("speculators", "transformer_layer_config", {"attention_bias": True}, "attention_bias=true"),
         # RoPE.
+        ("sglang", "", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5"),
+        ("sglang", "", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type="dynamic"'),
         ("sglang", "", {"rope_scaling": {"type": "longrope", "factor": 4.0}}, 'rope_type="longrope"'),
         ("sglang", "", {"rope_scaling": {"factor": 4.0}}, r"rope_scaling\.factor=4\.0"),
         ("sglang", "", {"rope_scaling": {"type": "linear", "factor": 4.0, "beta_fast": 32}}, "beta_fast"),

@@ -147,26 +147,6 @@ def test_a_pickle_with_code_in_it_is_refused(head: Head, tmp_path: Path) -> None
         Head.load(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=false"),
-        ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm=false"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        ({"eagle_config": [1]}, r"config\.json can't be used"),
-        ({"eagle_aux_hidden_state_layer_ids": "low"}, r"config\.json can't be used"),
-    ],
-)
-def test_variants_a_head_cannot_compute_are_refused_by_name(
-    change: dict[str, object], named: str, head: Head, tmp_path: Path
-) -> None:
-    write_head(head, str(tmp_path))
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(HeadError, match=named):
-        Head.load(str(tmp_path))
-
-
 def test_a_head_in_8_bits_and_a_damaged_index_are_refused(head: Head, tmp_path: Path) -> None:
     write_head(head, str(tmp_path))
     file = tmp_path / "model.safetensors"

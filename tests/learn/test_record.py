@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fledge.data import Conversation
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.features import FeatureExtractor
 from fledge.target.target import Target
+from tests.data.conversation import conversation
 from tests.engine.conftest import noisy_head
 from tests.learn.conftest import Notes
 
@@ -34,22 +34,7 @@ def serve(
 
 
 def states(target: Target, token_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    (sample,) = FeatureExtractor(target, 1024).extract(
-        [
-            Conversation(
-                conversation_id="c",
-                prompt_id="p",
-                source="",
-                category="",
-                token_ids=token_ids,
-                loss_mask=[True] * len(token_ids),
-                turn_starts=[0],
-                temperature=0.0,
-                finish_reason="length",
-                split="train",
-            )
-        ]
-    )
+    (sample,) = FeatureExtractor(target, 1024).extract([conversation("c", [], token_ids)])
     return sample.features.float(), sample.hidden.float()
 
 

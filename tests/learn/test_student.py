@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fledge.base.errors import DataError
-from fledge.data import Conversation
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureExtractor, FeatureSample
 from fledge.features.extract import check_finite
@@ -28,6 +27,7 @@ from fledge.learn.student import (
 from fledge.target.target import Target
 from fledge.train.compare import TauDifference
 from fledge.train.options import TrainOptions
+from tests.data.conversation import conversation
 from tests.learn.conftest import VOCABULARY
 
 TRAIN = TrainOptions(ttt_steps=3, batch_tokens=256, draft_vocab_size=256, dtype="float32", learning_rate=3e-3)
@@ -53,21 +53,11 @@ def traffic(target: Target, seed: int, group: str = "a", **setting: float) -> li
         SamplingParams(max_tokens=35, ignore_eos=True, seed=number, **setting)
         for number in range(len(prompts))
     ]
+    temperature = setting.get("temperature", 0.0)
     answers = Engine(target, max_batch=8).generate(prompts, params)
     conversations = [
-        Conversation(
-            conversation_id=str(1000 * seed + number),
-            prompt_id="p",
-            source="",
-            category=group,
-            token_ids=answer.prompt_token_ids + answer.token_ids,
-            loss_mask=[False] * 5 + [True] * 35,
-            turn_starts=[0, 4],
-            temperature=setting.get("temperature", 0.0),
-            finish_reason="length",
-            split="train",
-        )
-        for number, answer in enumerate(answers, 1)
+        conversation(str(1000 * seed + n), a.prompt_token_ids, a.token_ids, "train", group, temperature)
+        for n, a in enumerate(answers, 1)
     ]
     return FeatureExtractor(target, 1024).extract(conversations)
 

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,20 @@ def hold(recipe: str, folder: str) -> None:
         time.sleep(600)
 
 
+def holding(hold: Callable[..., None], recipe: Path, folder: Path, *more: object) -> BaseProcess:
+    """A process that has the run's folder."""
+    other = forked(hold, str(recipe), str(folder), *more)
+    while not (folder / "held").exists():
+        assert other.is_alive()
+        time.sleep(0.01)
+    return other
+
+
 def test_who_uses_a_run_folder_is_named_and_no_more_once_it_is_gone(
     fledge: Fledge, small_recipe: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    other = forked(hold, str(small_recipe), str(folder))
-    while not (folder / "held").exists():
-        assert other.is_alive()
-        time.sleep(0.01)
+    other = holding(hold, small_recipe, folder)
     told = fledge.error("prompts", small_recipe, "--run-dir", folder)
     assert f"another fledge (process {other.pid} on " in told
     assert f") is at work in {folder}; wait" in told
@@ -85,10 +92,7 @@ def test_without_flock_a_run_folder_is_locked_and_a_killed_owner_does_not_keep_i
         recovery = pytest.importorskip("filelock._soft._exclusive._recovery")  # of filelock 4
         monkeypatch.setattr(recovery, "exchange_supported", lambda: False)
     folder = tmp_path / "run"
-    other = forked(hold_without_flock, str(small_recipe), str(folder), "", flock)
-    while not (folder / "held").exists():
-        assert other.is_alive()
-        time.sleep(0.01)
+    other = holding(hold_without_flock, small_recipe, folder, "", flock)
     assert f"another fledge (process {other.pid} on " in fledge.error(
         "prompts", small_recipe, "--run-dir", folder
     )
@@ -110,10 +114,7 @@ def test_a_lock_that_cannot_be_known_to_be_stale_goes_as_the_error_says(
         (folder / ".lock").touch()  # as a lock with flock leaves it: the folder was copied here
         named = "another fledge is at work"
     else:
-        other = forked(hold_without_flock, str(small_recipe), str(folder), "node17")
-        while not (folder / "held").exists():
-            assert other.is_alive()
-            time.sleep(0.01)
+        other = holding(hold_without_flock, small_recipe, folder, "node17")
         other.kill()
         other.join()
         named = f"another fledge (process {other.pid} on node17) is at work"

@@ -31,6 +31,12 @@ def recipe(small_recipe: Path) -> Recipe:
     return load_recipe(str(small_recipe))
 
 
+def changed(recipe: Recipe, **parts: dict[str, object]) -> Recipe:
+    """The recipe with other fields in some of its parts."""
+    update = {part: getattr(recipe, part).model_copy(update=fields) for part, fields in parts.items()}
+    return recipe.model_copy(update=update)
+
+
 @pytest.fixture
 def run_copy(finished_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished_run, tmp_path / "run"))
@@ -131,8 +137,7 @@ def test_the_advice_for_conversations_on_one_side_ends_well(
 
 def test_a_benchmark_that_was_stopped_begins_again_with_other_options(run_copy: Path, recipe: Recipe) -> None:
     (run_copy / "bench" / "done.json").unlink()
-    other = recipe.model_copy(update={"bench": recipe.bench.model_copy(update={"own_prompts": 1})})
-    run_stage(Run(other, str(run_copy)), "bench")
+    run_stage(Run(changed(recipe, bench={"own_prompts": 1}), str(run_copy)), "bench")
     assert len(BenchResult.load(str(run_copy / "bench")).answers) == 1
 
 
@@ -161,8 +166,7 @@ def test_a_target_the_decoder_cannot_run_is_refused_before_the_first_stage_that_
     folder = Path(shutil.copytree(recipe.target.model, tmp_path / "target"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
-    target = recipe.target.model_copy(update={"model": str(folder)})
-    run = Run(recipe.model_copy(update={"target": target}), str(tmp_path / "run"))
+    run = Run(changed(recipe, target={"model": str(folder)}), str(tmp_path / "run"))
     with pytest.raises(
         RecipeError, match="as prompts, respond, features, evaluate, bench would: it uses hidden_act='gelu'"
     ):
@@ -174,8 +178,7 @@ def test_figures_of_an_earlier_head_are_not_told_of_a_new_one(
 ) -> None:
     for folder in ("train", "head"):
         shutil.rmtree(run_copy / folder)
-    options = recipe.train.model_copy(update={"epochs": 1.0})
-    run = Run(recipe.model_copy(update={"train": options}), str(run_copy))
+    run = Run(changed(recipe, train={"epochs": 1.0}), str(run_copy))
     run_stage(run, "train")
     run_stage(run, "report")
     note = f"{run_copy}/bench is of an earlier head and left out"
@@ -188,26 +191,23 @@ def test_figures_of_an_earlier_head_are_not_told_of_a_new_one(
 
 
 def test_a_report_needs_no_target(run_copy: Path, recipe: Recipe, tiny_target_folder: Path) -> None:
-    train = recipe.train.model_copy(update={"init_head": "released"})
-    target = recipe.target.model_copy(update={"model": str(run_copy / "elsewhere")})
+    other = changed(recipe, target={"model": str(run_copy / "elsewhere")}, train={"init_head": "released"})
     before = (run_copy / "summary.json").read_bytes()
-    run_stage(Run(recipe.model_copy(update={"target": target, "train": train}), str(run_copy)), "report")
+    run_stage(Run(other, str(run_copy)), "report")
     assert (run_copy / "summary.json").read_bytes() == before
     assert tiny_target_folder.name in (run_copy / "report.html").read_text()
 
 
 def test_a_report_tells_the_recipe_the_run_was_made_with(run_copy: Path, recipe: Recipe) -> None:
-    train = recipe.train.model_copy(update={"epochs": 9.0})
-    run_stage(Run(recipe.model_copy(update={"train": train}), str(run_copy)), "report")
+    run_stage(Run(changed(recipe, train={"epochs": 9.0}), str(run_copy)), "report")
     page = (run_copy / "report.html").read_text()
     assert f"epochs: {recipe.train.epochs}" in page
     assert "epochs: 9.0" not in page
 
 
 def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> None:
-    changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"ttt_steps": 2})})
     with pytest.raises(FingerprintError, match=r"train\.ttt_steps: 3 -> 2"):
-        run_pipeline(Run(changed, str(run_copy)))
+        run_pipeline(Run(changed(recipe, train={"ttt_steps": 2}), str(run_copy)))
     assert load_recipe(str(run_copy / "recipe.yaml")) == recipe
 
 
@@ -216,18 +216,16 @@ def test_training_that_could_not_begin_leaves_its_folder_to_other_options(
 ) -> None:
     for folder in ("train", "head"):
         shutil.rmtree(run_copy / folder)
-    few = recipe.model_copy(update={"train": recipe.train.model_copy(update={"response_tokens": 3})})
     with pytest.raises(DataError, match=r"train\.response_tokens=3 leaves no conversation"):
-        run_stage(Run(few, str(run_copy)), "train")
+        run_stage(Run(changed(recipe, train={"response_tokens": 3}), str(run_copy)), "train")
     run_stage(Run(recipe, str(run_copy)), "train")
     assert (run_copy / "head" / "config.json").exists()
 
 
 def test_data_that_changed_under_a_stage_is_refused(run_copy: Path, recipe: Recipe) -> None:
     shutil.rmtree(run_copy / "conversations")
-    changed = recipe.model_copy(update={"respond": recipe.respond.model_copy(update={"seed": 1})})
     with pytest.raises(FingerprintError, match=r"features was made from other inputs.*conversations"):
-        run_pipeline(Run(changed, str(run_copy)))
+        run_pipeline(Run(changed(recipe, respond={"seed": 1}), str(run_copy)))
 
 
 @pytest.mark.parametrize(
@@ -258,11 +256,10 @@ def test_a_run_without_its_features_is_measured(run_copy: Path, recipe: Recipe) 
     """They are the large part, and no longer needed once the head is trained."""
     for folder in ("features", "bench"):
         shutil.rmtree(run_copy / folder)
-    changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"epochs": 9.0})})
     with pytest.raises(
         FingerprintError, match=r"train was made from other inputs \(train\.epochs: 2\.0 -> 9\.0\)"
     ):
-        run_stage(Run(changed, str(run_copy)), "bench")
+        run_stage(Run(changed(recipe, train={"epochs": 9.0}), str(run_copy)), "bench")
     run_stage(Run(recipe, str(run_copy)), "bench")
     assert (run_copy / "bench" / "done.json").exists()
     assert not (run_copy / "features").exists()
@@ -405,8 +402,7 @@ def test_the_estimate_knows_how_many_heads_are_measured(
 
 def test_the_estimate_knows_what_is_stored_and_drawn(finished_run: Path, recipe: Recipe) -> None:
     def expected(**changes: dict[str, object]) -> dict[str, Expected]:
-        parts = {part: getattr(recipe, part).model_copy(update=update) for part, update in changes.items()}
-        rows = estimate(Run(recipe.model_copy(update=parts), str(finished_run)), ["features", "train"])
+        rows = estimate(Run(changed(recipe, **changes), str(finished_run)), ["features", "train"])
         return {row.stage: row for row in rows}
 
     whole, online = expected(), expected(features={"feed": "online"})
@@ -426,12 +422,11 @@ def test_the_estimate_knows_what_is_stored_and_drawn(finished_run: Path, recipe:
 def test_the_estimate_counts_second_turns_among_the_answers_drawn(
     tmp_path: Path, recipe: Recipe, second_turn: float
 ) -> None:
-    respond = recipe.respond.model_copy(update={"second_turn": second_turn, "heldout": 0.0})
+    respond = {"second_turn": second_turn, "heldout": 0.0}
 
     def expected(response_tokens: int | None) -> list[float]:
-        train = recipe.train.model_copy(update={"response_tokens": response_tokens})
-        changed = recipe.model_copy(update={"respond": respond, "train": train})
-        return [row.tokens for row in estimate(Run(changed, str(tmp_path)), ["respond", "train"])]
+        other = changed(recipe, respond=respond, train={"response_tokens": response_tokens})
+        return [row.tokens for row in estimate(Run(other, str(tmp_path)), ["respond", "train"])]
 
     answers, trained = expected(None)
     assert expected(round(answers / 2))[1] == pytest.approx(trained / 2, rel=0.01)
@@ -461,29 +456,20 @@ def test_the_estimate_knows_what_sources_give(tmp_path: Path, small_recipe: Path
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_the_estimate_of_writing_needs_no_run(tmp_path: Path, recipe: Recipe, batch: int) -> None:
-    options = recipe.respond.model_copy(update={"max_batch": batch})
-    run = Run(recipe.model_copy(update={"respond": options}), str(tmp_path))
+    run = Run(changed(recipe, respond={"max_batch": batch}), str(tmp_path))
     rows = estimate(run, ["prompts", "respond"])
     assert [row.stage for row in rows] == ["prompts", "respond"]
     assert all(row.seconds > 0 and row.tokens > recipe.prompts.count for row in rows)
-
-
-def test_training_goes_on_from_a_given_head(tmp_path: Path, finished_run: Path, recipe: Recipe) -> None:
-    for part in ("prompts", "conversations", "features"):
-        shutil.copytree(finished_run / part, tmp_path / "run" / part)
-    options = recipe.train.model_copy(update={"init_head": str(finished_run / "head"), "epochs": 1.0})
-    run_stage(Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run")), "train")
-    first = json.loads((tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["step"] == 0
-    assert (tmp_path / "run" / "head" / "config.json").exists()
 
 
 def test_a_head_in_several_files_is_gone_on_from(tmp_path: Path, finished_run: Path, recipe: Recipe) -> None:
     for part in ("prompts", "conversations", "features"):
         shutil.copytree(finished_run / part, tmp_path / "run" / part)
     folder = sharded(finished_run / "head", tmp_path / "sharded")
-    options = recipe.train.model_copy(update={"init_head": str(folder), "epochs": 1.0})
-    run_stage(Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run")), "train")
+    run = Run(changed(recipe, train={"init_head": str(folder), "epochs": 1.0}), str(tmp_path / "run"))
+    run_stage(run, "train")
+    first = json.loads((tmp_path / "run" / "train" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 0
     assert (tmp_path / "run" / "head" / "config.json").exists()
     before = head_digest(str(folder))
     safetensors.torch.save_file({"fc.weight": torch.zeros(2, 2)}, folder / "model-1.safetensors")
@@ -492,8 +478,7 @@ def test_a_head_in_several_files_is_gone_on_from(tmp_path: Path, finished_run: P
 
 def test_a_wrong_head_is_noticed_before_anything_takes_time(tmp_path: Path, recipe: Recipe) -> None:
     (tmp_path / "none").mkdir()
-    options = recipe.train.model_copy(update={"init_head": str(tmp_path / "none")})
-    run = Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run"))
+    run = Run(changed(recipe, train={"init_head": str(tmp_path / "none")}), str(tmp_path / "run"))
     with pytest.raises(HeadError, match="isn't a draft head"):
         run_pipeline(run)
     assert not (tmp_path / "run" / "prompts").exists()
@@ -502,13 +487,13 @@ def test_a_wrong_head_is_noticed_before_anything_takes_time(tmp_path: Path, reci
 def test_a_run_does_not_replace_the_head_it_goes_on_from(run_copy: Path, recipe: Recipe) -> None:
     shutil.rmtree(run_copy / "train")
     before = head_digest(str(run_copy / "head"))
-    options = recipe.train.model_copy(update={"init_head": f"{run_copy}/../{run_copy.name}/head/"})
+    own = changed(recipe, train={"init_head": f"{run_copy}/../{run_copy.name}/head/"})
     with pytest.raises(RecipeError, match="is where this run puts its own head"):
-        run_stage(Run(recipe.model_copy(update={"train": options}), str(run_copy)), "train")
+        run_stage(Run(own, str(run_copy)), "train")
     assert head_digest(str(run_copy / "head")) == before
     aside = (run_copy / "head").rename(run_copy / "first")  # as the error says
-    options = options.model_copy(update={"init_head": str(aside), "epochs": 1.0})
-    run_stage(Run(recipe.model_copy(update={"train": options}), str(run_copy)), "train")
+    other = changed(recipe, train={"init_head": str(aside), "epochs": 1.0})
+    run_stage(Run(other, str(run_copy)), "train")
     assert head_digest(str(aside)) == before != head_digest(str(run_copy / "head"))
 
 
@@ -526,7 +511,7 @@ def sharded(head: Path, folder: Path) -> Path:
 
 
 def test_what_the_benchmark_measures_on_is_kept_out_of_training(tmp_path: Path, recipe: Recipe) -> None:
-    files = recipe.model_copy(update={"bench": recipe.bench.model_copy(update={"prompts": ("mine.jsonl",)})})
+    files = changed(recipe, bench={"prompts": ("mine.jsonl",)})
     names = [Path(url).name for url in Run(files, str(tmp_path)).prompt_options.evaluation_files]
     assert "mine.jsonl" in names
     assert "code.jsonl" in names  # one of the own set's files
@@ -539,8 +524,7 @@ def test_the_shipped_head_of_this_target_stands_beside_the_runs_own(
     shutil.copytree(finished_run / "head", shipped)
     monkeypatch.setattr("fledge.released.FOLDER", tmp_path / "released")
     shutil.rmtree(run_copy / "bench")
-    options = recipe.train.model_copy(update={"init_head": "released"})
-    going_on = Run(recipe.model_copy(update={"train": options}), str(tmp_path / "run"))
+    going_on = Run(changed(recipe, train={"init_head": "released"}), str(tmp_path / "run"))
     assert Calibration(going_on).head_config == Head.load(str(shipped)).config  # as the estimate shows it
 
     run_pipeline(Run(recipe, str(run_copy)))

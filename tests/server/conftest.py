@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
+import torch
 import uvicorn
 
 from fledge.engine import Engine, TreeShape
@@ -52,6 +57,11 @@ class Running:
     def get(self, path: str, **more: object) -> httpx.Response:
         return HTTP.get(self.url + path, **more)  # type: ignore[arg-type]
 
+    def connect(self) -> socket.socket:
+        """A connection that the test writes to by hand."""
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=20)
+
     @property
     def free_pages(self) -> int:
         return self.server.engine._core._pool.free_pages
@@ -84,6 +94,23 @@ def running(engine: Engine, options: ServerOptions = OPTIONS) -> Iterator[Runnin
         http.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the server didn't stop"
+
+
+@contextmanager
+def running_template(folder: Path, template: str, positions: int = 2048) -> Iterator[Running]:
+    """A server of a tiny target with another chat template."""
+    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=positions)
+    save_tiny_target(folder, shape=shape, chat_template=template, dtype=torch.float32)
+    target = Target.load(str(folder), dtype="float32", backend="torch")
+    with running(Engine(target, max_batch=2), ServerOptions(port=0, model_names=(MODEL,))) as server:
+        yield server
+
+
+def chunks(stream: str) -> list[dict[str, Any]]:
+    """A stream's chunks, which are followed by [DONE]."""
+    lines = stream.strip().split("\n\n")
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import socket
 from collections.abc import Callable
 
 import psutil
@@ -168,13 +167,29 @@ def test_a_huge_body_is_refused_unread_or_unkept(live: Running) -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages"),
         ({"no_such_thing": 1}, "no_such_thing"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a", "reasoning": "b"}]}, "messages"),
+        ({"best_of": 2, "stream": True}, None),
+        ({"bad_words": ["a"], "structured_outputs": {"regex": "a"}}, None),
+        ({"bad_words": ["a"], "ignore_eos": True}, None),
+        ({"guided_json": {}, "guided_regex": "a"}, None),
+        ({"continue_final_message": True}, None),
+        ({"continue_final_message": True, "add_generation_prompt": True}, None),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {"const": 1}}}}},
+            "response_format",
+        ),
     ],
+    ids=str,
 )
 def test_what_is_wrong_or_unsupported_is_named(
     live: Running, change: dict[str, object], param: str | None
 ) -> None:
     response = live.post("/v1/chat/completions", {**GOOD, **change})
     assert response.status_code == 400
+    assert response.json()["error"]["message"]
     named = response.json()["error"]["param"]
     assert (named or "").split(".")[0] == (param or "")
 
@@ -307,13 +322,11 @@ def test_a_slash_too_many_is_no_redirect(live: Running) -> None:
 def test_a_body_that_never_ends_is_given_up(
     make_engine: Callable[..., Engine], options: Callable[..., ServerOptions]
 ) -> None:
-    with running(make_engine(), options(body_timeout=0.3)) as server:
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
-            connection.sendall(
-                b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
-            )
-            assert b" 408 " in connection.recv(4096)
+    with running(make_engine(), options(body_timeout=0.3)) as server, server.connect() as connection:
+        connection.sendall(
+            b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+        )
+        assert b" 408 " in connection.recv(4096)
 
 
 def test_keys_guard_everything_but_probes(

@@ -19,7 +19,7 @@ import pytest
 
 from fledge.engine import Engine
 from fledge.server.options import ServerOptions
-from tests.server.conftest import MODEL, QUESTIONS, Running, running, wait_for
+from tests.server.conftest import MODEL, QUESTIONS, Running, chunks, running, wait_for
 
 MakeEngine = Callable[..., Engine]
 MakeOptions = Callable[..., ServerOptions]
@@ -39,6 +39,15 @@ def hold_engine(server: Running, monkeypatch: pytest.MonkeyPatch) -> threading.E
     gate, step = threading.Event(), server.server.engine.step
     monkeypatch.setattr(server.server.engine, "step", lambda: gate.wait(60) and step())
     return gate
+
+
+def send(connection: socket.socket, body: dict[str, Any]) -> None:
+    """Ask for a chat without waiting for the answer."""
+    written = json.dumps(body).encode()
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(written), written)
+    )
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> tuple[list[threading.Thread], list[Any]]:
@@ -80,13 +89,8 @@ def test_a_client_that_leaves_while_it_waits_makes_room_in_the_queue(
         gate = hold_engine(server, monkeypatch)
         threads, results = in_threads([lambda: server.post("/v1/chat/completions", chat("Hi", 3))])
         wait_for(lambda: server.server.engine.busy)
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            body = json.dumps(chat("Hi", 3)).encode()
-            connection.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(body), body)
-            )
+        with server.connect() as connection:
+            send(connection, chat("Hi", 3))
             wait_for(lambda: server.server.worker.waiting == 1)
         wait_for(lambda: server.server.worker.waiting == 0)  # the engine is still held
         more, others = in_threads([lambda: server.post("/v1/chat/completions", chat("Hi", 3))])
@@ -109,14 +113,9 @@ def test_a_short_queue_does_not_turn_away_what_the_batch_has_room_for(
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_everything_at_once(live: Running, stream: bool) -> None:
     free, left = live.free_pages, gone_clients(live)
-    host, port = live.url.removeprefix("http://").split(":")
-    # So many tokens that a busy machine notices in time that the client has left.
-    body = json.dumps(chat("Hi", 400, stream=stream, n=8)).encode()
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        )
+    with live.connect() as connection:
+        # So many tokens that a busy machine notices in time that the client has left.
+        send(connection, chat("Hi", 400, stream=stream, n=8))
         wait_for(lambda: live.server.engine.busy)
     tokens = live.server.engine.stats().round_tokens
     wait_for(lambda: idle(live))
@@ -137,14 +136,10 @@ def test_a_slow_reader_holds_up_nobody_and_is_dropped_in_the_end(
     expected = plain.generate([QUESTIONS[0]], max_tokens=20, ignore_eos=True)[0].text
     with running(make_engine(), options(stall_timeout=2.0)) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        body = json.dumps(chat("Hi", 400, stream=True, logprobs=True, top_logprobs=20, n=8)).encode()
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             slow.connect((host, int(port)))
-            slow.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(body), body)
-            )
+            send(slow, chat("Hi", 400, stream=True, logprobs=True, top_logprobs=20, n=8))
             wait_for(lambda: server.server.engine.busy)
             quick = server.post("/v1/chat/completions", chat(QUESTIONS[0], 20)).json()
             assert quick["choices"][0]["message"]["content"] == expected
@@ -298,9 +293,7 @@ async def storm(
             assert response.status_code == 200, text
             if not stream:
                 return json.loads(text)["choices"][0]["message"]["content"]  # type: ignore[no-any-return]
-            events = [json.loads(line[6:]) for line in text.split("\n\n") if line and line != "data: [DONE]"]
-            assert text.endswith("data: [DONE]\n\n")
-            return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+            return "".join(part["choices"][0]["delta"].get("content", "") for part in chunks(text))
 
         try:
             answer = await asyncio.wait_for(read(), rng.random() * 0.05 if leaves else 300)

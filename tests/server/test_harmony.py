@@ -16,7 +16,7 @@ from fledge.engine import Engine
 from fledge.server.harmony import ChannelParser
 from fledge.server.options import ServerOptions
 from fledge.server.reader import Reader
-from tests.server.conftest import MODEL, Running, running
+from tests.server.conftest import MODEL, Running, chunks, running
 from tests.server.pieces import added_up
 from tests.server.taught import teach
 
@@ -101,11 +101,7 @@ def test_an_answer_its_stream_and_its_place_in_history(served: Running) -> None:
     message = served.post("/v1/chat/completions", body).json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Four.", "The user wants a sum.")
     stream = served.post("/v1/chat/completions", {**body, "stream": True}).text
-    deltas = [
-        json.loads(line[6:])["choices"][0]["delta"]
-        for line in stream.split("\n\n")
-        if line.startswith("data: {")
-    ]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(stream)]
     assert "".join(delta.get("content", "") for delta in deltas) == "Four."
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "The user wants a sum."
     tokens = served.post("/tokenize", {"messages": [*ASK, message, *ASK]}).json()["tokens"]

@@ -8,15 +8,10 @@ from typing import Any
 
 import openai.types.responses
 import pytest
-import torch
 
-from fledge.engine import Engine
-from fledge.server.options import ServerOptions
-from fledge.target import Target
-from tests.server.conftest import MODEL, Running, running
+from tests.server.conftest import Running, running_template
 from tests.server.taught import TEMPLATES
 from tests.server.test_messages import events
-from tests.tiny import TinyShape, save_tiny_target
 
 TEXT = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 SHELL: Any = {"type": "function", "name": "shell", "description": "Runs it.", "parameters": TEXT}
@@ -39,11 +34,7 @@ HOSTED: list[Any] = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("hosted") / "llama"
-    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=2048)
-    save_tiny_target(folder, shape=shape, chat_template=TEMPLATES["hermes"], dtype=torch.float32)
-    target = Target.load(str(folder), dtype="float32", backend="torch")
-    with running(Engine(target, max_batch=2), ServerOptions(port=0, model_names=(MODEL,))) as started:
+    with running_template(tmp_path_factory.mktemp("hosted"), TEMPLATES["hermes"]) as started:
         yield started
 
 
@@ -212,31 +203,6 @@ def test_blocks_that_are_text_are_read_in_results_and_messages(
         assert counts[0] == counts[1]
 
 
-@pytest.mark.parametrize(
-    ("blocks", "place", "kind"),
-    [
-        ([{"type": "image", "source": {}}], "messages.0.content.0", "image"),
-        ([{"type": "text", "text": "x"}, {"type": "text"}], "messages.0.content.1.text", "missing"),
-        ([{"type": "document", "source": {"type": "base64"}}], "messages.0.content.0.source", "base64"),
-        (
-            [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}],
-            "messages.0.content.0.content.0",
-            "image",
-        ),
-        ([{"type": "tool_use", "id": "t", "name": "Find"}], "messages.0.content.0", "tool_use"),
-    ],
-)
-def test_what_is_no_text_is_refused_by_name_and_place(
-    server: Running, blocks: Any, place: str, kind: str
-) -> None:
-    refused = message(server, *blocks)
-    assert refused.status_code == 400
-    told = refused.json()["error"]["message"]
-    assert told.startswith(place)
-    assert kind in told
-    assert not any(name in told for name in ("Part", "input_text"))
-
-
 @pytest.mark.parametrize("kind", ["web_search_20250305", "tool_search_tool_regex_20251119", "bash_20250124"])
 def test_anthropic_s_own_tools_are_left_out_beside_functions(server: Running, kind: str) -> None:
     tool = {"type": kind, "name": kind.rpartition("_")[0]}
@@ -258,21 +224,6 @@ def test_anthropic_s_own_tools_are_left_out_beside_functions(server: Running, ki
         server.post("/v1/messages", {"max_tokens": 4, "messages": history, "tools": [FIND]}).status_code
         == 200
     )
-
-
-@pytest.mark.parametrize(
-    ("more", "place"),
-    [
-        ({"tools": [FIND, {"input_schema": {}}]}, "tools.1.name"),
-        ({"tools": [FIND, {**FIND, "name": "b", "input_schema": {"type": "array"}}]}, "tools.1.input_schema"),
-        ({"tool_choice": {"type": "required"}}, "tool_choice.type: Input should be 'auto', 'any'"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
-    ],
-)
-def test_errors_of_a_message_name_its_own_fields(server: Running, more: Any, place: str) -> None:
-    refused = message(server, {"type": "text", "text": "x"}, **more)
-    assert refused.status_code == 400
-    assert place in refused.json()["error"]["message"]
 
 
 def test_chats_leave_such_tools_out_too(server: Running) -> None:

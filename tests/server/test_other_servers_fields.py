@@ -6,14 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
-from fledge.engine import Engine
-from fledge.server.options import ServerOptions
-from fledge.target import Target
-from tests.server.conftest import MODEL, Running, running
+from tests.server.conftest import Running, running_template
 from tests.server.taught import TEMPLATES
-from tests.tiny import TinyShape, save_tiny_target
 
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -25,11 +20,7 @@ THINKS = TEMPLATES["hermes"].replace(
 
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("thinking") / "llama"
-    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=1024)
-    save_tiny_target(folder, shape=shape, chat_template=THINKS, dtype=torch.float32)
-    target = Target.load(str(folder), dtype="float32", backend="torch")
-    with running(Engine(target, max_batch=2), ServerOptions(port=0, model_names=(MODEL,))) as started:
+    with running_template(tmp_path_factory.mktemp("thinking"), THINKS, positions=1024) as started:
         yield started
 
 
@@ -37,25 +28,6 @@ def content(server: Running, **more: Any) -> str:
     answer = server.post(CHAT, {**ASK, **more})
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
-
-
-@pytest.mark.parametrize(
-    "hint",
-    [
-        {"prediction": {"type": "content", "content": "Hello"}},
-        {"web_search_options": {}},
-        {"keep_alive": "5m"},
-        {"samplers": ["top_k", "top_p", "temperature"]},
-        {"provider": {"order": ["a"]}, "route": "fallback"},
-        {"ttl": 60, "draft_model": "x"},
-        {"options": {"num_ctx": 4096, "num_thread": 2}},
-        {"mirostat": 0, "dry_multiplier": 0.0, "dry_base": 1.75, "xtc_probability": 0, "typ_p": 1},
-        {"enable_thinking": False},  # the template doesn't look at it
-    ],
-    ids=lambda hint: next(iter(hint)),
-)
-def test_what_cannot_change_an_answer_is_dropped(live: Running, hint: dict[str, Any]) -> None:
-    assert content(live, **hint) == content(live)
 
 
 @pytest.mark.parametrize(

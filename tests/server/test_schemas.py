@@ -8,14 +8,9 @@ from typing import Any, Literal
 
 import pydantic
 import pytest
-import torch
 
-from fledge.engine import Engine
-from fledge.server.options import ServerOptions
-from fledge.target import Target
-from tests.server.conftest import MODEL, Running, running
+from tests.server.conftest import Running, running_template
 from tests.server.taught import TEMPLATES
-from tests.tiny import TinyShape, save_tiny_target
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
@@ -26,11 +21,7 @@ FAULTY = {"type": "function", "function": {"name": "faulty", "parameters": WRONG
 
 @pytest.fixture(scope="module", params=["hermes", "qwen3_coder"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("schemas") / "llama"
-    shape = TinyShape(layers=3, heads=2, kv_heads=1, positions=2048)
-    save_tiny_target(folder, shape=shape, chat_template=TEMPLATES[request.param], dtype=torch.float32)
-    target = Target.load(str(folder), dtype="float32", backend="torch")
-    with running(Engine(target, max_batch=2), ServerOptions(port=0, model_names=(MODEL,))) as started:
+    with running_template(tmp_path_factory.mktemp("schemas"), TEMPLATES[request.param]) as started:
         yield started
 
 

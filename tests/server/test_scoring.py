@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from tests.server.conftest import Running
+from tests.server.conftest import Running, chunks
 
 ASK: dict[str, Any] = {"prompt": "The sky is blue", "temperature": 0}
 
@@ -31,9 +30,8 @@ def test_a_prompt_s_log_probabilities_come_without_a_new_token(live: Running) ->
 def test_no_token_at_all_may_be_requested(live: Running, more: dict[str, Any]) -> None:
     body = {**ASK, **more, "max_tokens": 0, "return_token_ids": True}
     whole = live.post("/v1/completions", body).json()
-    stream = live.post("/v1/completions", {**body, "stream": True}).text
-    chunks = [json.loads(line[6:]) for line in stream.split("\n\n") if line.startswith("data: {")]
-    for choices in (whole["choices"], [choice for chunk in chunks for choice in chunk["choices"]]):
+    stream = chunks(live.post("/v1/completions", {**body, "stream": True}).text)
+    for choices in (whole["choices"], [choice for chunk in stream for choice in chunk["choices"]]):
         assert {choice["finish_reason"] for choice in choices} == {"length"}
         assert {choice["text"] for choice in choices} == {ASK["prompt"] if "echo" in more else ""}
         assert all(choice["token_ids"] == [] for choice in choices)

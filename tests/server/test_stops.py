@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fledge.engine import Engine
-from tests.server.conftest import QUESTIONS, Running
+from tests.server.conftest import QUESTIONS, Running, chunks
 
 
 @settings(
@@ -36,10 +34,7 @@ def test_text_equals_plain_decode_cut_at_the_stop(live: Running, plain: Engine, 
     response = live.post("/v1/chat/completions", body)
     assert response.status_code == 200
     if body["stream"]:
-        events = [
-            json.loads(line[6:]) for line in response.text.split("\n\n") if line and "[DONE]" not in line
-        ]
-        choices = [event["choices"][0] for event in events]
+        choices = [chunk["choices"][0] for chunk in chunks(response.text)]
         text = "".join(choice["delta"].get("content", "") for choice in choices)
     else:
         choices = [response.json()["choices"][0]]
@@ -86,11 +81,7 @@ def test_special_tokens_are_in_the_text_where_that_is_wanted(live: Running, plai
         for skip in (True, False):
             more = {**body, "skip_special_tokens": skip, "stream": stream}
             answer = live.post("/v1/completions", more)
-            choices = [
-                json.loads(event.removeprefix("data: "))["choices"][0]
-                for event in answer.text.split("\n\n")
-                if event and "[DONE]" not in event
-            ]
+            choices = [chunk["choices"][0] for chunk in (chunks(answer.text) if stream else [answer.json()])]
             ids = [token for choice in choices for token in choice["token_ids"]]
             text = "".join(choice["text"] for choice in choices)
             assert special in ids

@@ -11,6 +11,7 @@ import openai.types.chat
 import openai.types.responses
 from hypothesis import strategies as st
 
+from tests.server.conftest import chunks
 from tests.server.test_messages import added_up as message_of
 from tests.server.test_messages import events
 
@@ -239,13 +240,6 @@ class Route(NamedTuple):
     bodies: Bodies
     whole: Callable[[Json], Any]  # what a whole answer says; fails if its shape is wrong
     stream: Callable[[str], Any]  # the same of a stream's text
-
-
-def chunks(stream: str) -> list[Json]:
-    """A stream's chunks, which are followed by [DONE]."""
-    lines = stream.strip().split("\n\n")
-    assert lines[-1] == "data: [DONE]", lines[-1]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 def _chat(answer: Json) -> Any:

@@ -1,7 +1,8 @@
 """Training-time test written down plainly: transformers' parts, nn.Linear, autograd, all positions, full logits.
 
-What fledge's trainer is checked against (the same loss and gradients) and measured against (see speed.py). The unroll
-is as in EAGLE-3 (arXiv 2503.01840): step j attends to the keys of step 0 up to its position and its own later ones.
+What fledge's trainer is checked against (the same loss and gradients) and measured against (benchmarks/training_speed).
+The unroll is as in EAGLE-3 (arXiv 2503.01840): step j attends to the keys of step 0 up to its position and its own
+later ones.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from fledge.target import Target
 
 class PlainHead(nn.Module):
     """An EAGLE-3 head as a module with float32 weights; `embedding` and the teacher are not trained."""
+
+    embedding: Tensor  # [V, H]
+    teacher: Tensor  # [Vd, Ht]
+    draft_ids: Tensor  # [V]
 
     def __init__(self, head: Head, target: Target) -> None:
         super().__init__()
@@ -70,7 +75,9 @@ class PlainHead(nn.Module):
         length = ids.shape[1]
         teacher = F.linear(last, self.teacher).float().softmax(-1)  # [B, L, Vd], of x[p+1] at p
         inside = (best >= 0) & (self.draft_ids[best.clamp(min=0)] >= 0)
-        hidden, keys, values = self.fc(features), [], []
+        hidden = self.fc(features)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
         valid = torch.ones_like(mask)
         total = hidden.new_zeros((), dtype=torch.float32)
         for step in range(steps):

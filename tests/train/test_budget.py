@@ -12,7 +12,7 @@ from fledge.train import trainer
 from fledge.train.batches import epoch_batches
 from fledge.train.budget import seconds_per_token, steps_within
 from fledge.train.checkpoint import Checkpoint
-from tests.train.test_trainer import OPTIONS, features, files, run, target, undisturbed
+from tests.train.test_trainer import OPTIONS, features, files, run, run_until_killed, target, undisturbed
 
 __all__ = ["features", "target", "undisturbed"]  # fixtures
 
@@ -65,13 +65,7 @@ def test_the_decision_holds_when_the_run_is_killed_on_another_machine(
     assert whole.steps == 6
 
     for last_step in (0, 3):
-
-        def kill(done: float, total: float, note: str, last_step: int = last_step) -> None:
-            if done == last_step:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(target, features, tmp_path / "killed", options, kill)
+        run_until_killed(target, features, tmp_path / "killed", last_step, options)
         checkpoint = Checkpoint.load(str(tmp_path / "killed" / "train"))
         assert checkpoint is not None
         assert checkpoint.total == 6

@@ -18,6 +18,7 @@ from fledge.train.acceptance import replay
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 from fledge.train.serving import ServingReplay
+from tests.data.conversation import conversation
 from tests.features.test_features import write_conversations
 from tests.heads.tiny_head import load_tiny_target
 from tests.tiny import TinyShape, save_tiny_target
@@ -37,18 +38,7 @@ def conversations(target: Target) -> list[Conversation]:
     prompts = [[7 * i % 500 + 4, 11, 3 * i % 500 + 2, 90 + i] for i in range(24)]
     answers = Engine(target, max_batch=20).generate(prompts, max_tokens=40, ignore_eos=True)
     return [
-        Conversation(
-            conversation_id=f"c{i}",
-            prompt_id=f"p{i}",
-            source="test",
-            category="chat",
-            token_ids=[*prompts[i], *answer.token_ids],
-            loss_mask=[False] * 4 + [True] * len(answer.token_ids),
-            turn_starts=[0, 4],
-            temperature=0.0,
-            finish_reason="length",
-            split="heldout" if i % 2 else "train",
-        )
+        conversation(f"c{i}", prompts[i], answer.token_ids, "heldout" if i % 2 else "train")
         for i, answer in enumerate(answers)
     ]
 

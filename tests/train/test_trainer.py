@@ -79,6 +79,17 @@ def run(target: Target, features: str, folder: Path, options: TrainOptions = OPT
     )
 
 
+def run_until_killed(
+    target: Target, features: str, folder: Path, last_step: int, options: TrainOptions = OPTIONS
+) -> None:
+    def kill(done: float, total: float, note: str) -> None:
+        if done == last_step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(target, features, folder, options, kill)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(target: Target, features: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -124,12 +135,7 @@ def test_tau_is_measured_as_often_as_asked_whatever_is_logged(target: Target, fe
 def test_a_killed_run_goes_on_and_ends_with_the_same_head(
     target: Target, features: str, undisturbed: Path, tmp_path: Path, last_step: int
 ):
-    def kill(done: float, total: float, note: str) -> None:
-        if done == last_step:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(target, features, tmp_path, progress=kill)
+    run_until_killed(target, features, tmp_path, last_step)
     assert not (tmp_path / "head").exists()
     seen: list[float] = []
     run(target, features, tmp_path, progress=lambda done, total, note: seen.append(done))
@@ -139,12 +145,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_head(
 
 
 def test_the_time_of_all_parts_of_a_run_is_counted(target: Target, features: str, tmp_path: Path):
-    def kill(done: float, total: float, note: str) -> None:
-        if done == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(target, features, tmp_path, progress=kill)
+    run_until_killed(target, features, tmp_path, 5)
     saved = Checkpoint.load(str(tmp_path / "train"))
     assert saved is not None
     replace(saved, seconds=5000.0).save(str(tmp_path / "train"))  # a slow machine's
@@ -263,13 +264,7 @@ def test_the_best_weights_are_kept_over_a_kill(target: Target, features: str, tm
     taus = {row["step"]: row["tau"] for row in metrics(tmp_path / "whole") if row["tau"] is not None}
     best = max(taus, key=lambda step: taus[step])
     assert 0 < best < max(taus)
-
-    def kill(done: float, total: float, note: str) -> None:
-        if done == best + 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(target, features, tmp_path / "killed", WORSENING, kill)
+    run_until_killed(target, features, tmp_path / "killed", best + 3, WORSENING)
     summary = run(target, features, tmp_path / "killed", WORSENING)
     assert files(tmp_path / "killed" / "head") == files(tmp_path / "whole" / "head")
     head = Head.load(str(tmp_path / "whole" / "head"))
@@ -281,12 +276,7 @@ def test_the_best_weights_are_kept_over_a_kill(target: Target, features: str, tm
 
 @pytest.mark.parametrize("damage", ["cut off", "overwritten"])
 def test_a_damaged_checkpoint_is_named(target: Target, features: str, tmp_path: Path, damage: str):
-    def kill(done: float, total: float, note: str) -> None:
-        if done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(target, features, tmp_path, progress=kill)
+    run_until_killed(target, features, tmp_path, 3)
     path = tmp_path / "train" / "checkpoint.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-50] if damage == "cut off" else whole[:-2000] + bytes(1000) + whole[-1000:])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from fledge.base.errors import DataError
@@ -11,8 +9,7 @@ from fledge.data import PrivacyFilter, PrivacyOptions
 from fledge.data.privacy import entities as e
 from fledge.data.privacy import fiction
 from fledge.data.privacy.lexicon import lexicon
-from tests.data.privacy_corpus.corpus import Labelled, make_corpus, make_second_corpus, make_third_corpus
-from tests.data.privacy_corpus.measure import measure, total
+from tests.data.privacy import corpora
 
 TEXT = (
     "I'm Anna Kowalski. Mail anna@acme.org, card 4111 1111 1111 1111. Anna is away; ask Ms. Kowalski again."
@@ -130,7 +127,7 @@ def test_a_fresh_scan_of_treated_texts_finds_nothing_and_no_value_survives(polic
     options = PrivacyOptions.model_validate({"policy": policy})
     privacy, fresh = PrivacyFilter(options=options), PrivacyFilter(options=options)
     dropped = 0
-    for record in make_corpus(200, "all", seed=7):
+    for record in corpora.read("first")[:200]:
         treated = privacy.treat(record.text)
         dropped += treated.turns is None
         if treated.text is None:
@@ -144,17 +141,25 @@ def test_a_fresh_scan_of_treated_texts_finds_nothing_and_no_value_survives(polic
     assert dropped <= 6
 
 
+# In the first corpus most names have nothing beside them.
 @pytest.mark.parametrize(
-    ("make", "recall", "recall_of_names"),
-    [(make_corpus, 0.985, 0.62), (make_second_corpus, 0.995, 0.87), (make_third_corpus, 0.985, 0.77)],
+    ("name", "recall", "recall_of_names"),
+    [
+        ("first", 0.996, 0.759),
+        ("second", 0.996, 0.869),
+        ("third", 0.991, 0.764),
+        ("fourth", 0.993, 0.888),
+        ("fifth", 0.974, 0.879),
+    ],
 )
-def test_recall_and_precision_on_the_half_the_rules_were_not_written_on(
-    privacy: PrivacyFilter, make: Callable[..., Iterator[Labelled]], recall: float, recall_of_names: float
+def test_recall_and_precision_of_labelled_corpora_do_not_fall(
+    privacy: PrivacyFilter, name: str, recall: float, recall_of_names: float
 ) -> None:
-    scores = measure(make(400, "report", seed=3), privacy.scan)
-    identifiers = total(scores, e.PATTERNED, ["en", "de", "fr", "es", "pt"])
-    assert (identifiers.recall or 0) >= recall
-    assert (identifiers.precision or 0) >= 0.98
-    english = total(scores, e.NAMES, ["en"])
-    assert (english.recall or 0) >= recall_of_names  # in the first corpus most names have nothing beside them
-    assert (english.precision or 0) >= 0.95
+    corpus = corpora.read(name)
+    identifiers = corpora.recall_and_precision(privacy, corpus, e.PATTERNED)
+    assert identifiers[0] >= recall
+    assert identifiers[1] >= 0.984
+    english = [record for record in corpus if record.language == "en"]
+    names = corpora.recall_and_precision(privacy, english, e.NAMES)
+    assert names[0] >= recall_of_names
+    assert names[1] >= 0.972
