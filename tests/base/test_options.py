@@ -89,7 +89,12 @@ def test_no_command_declares_an_option_that_a_model_has() -> None:
         (EngineOptions, {"max_bach": 4}, EngineError, "no option max_bach; did you mean max_batch"),
         (EngineOptions, {"tree": "4x4"}, EngineError, "'4x4' is not a tree shape"),
         (EngineOptions, {"tree": (4, 4)}, EngineError, r"tree is \(4, 4\)"),
-        (EngineOptions, {"draft_weights": "int4"}, EngineError, "draft_weights is 'int4'; use 'int8' or"),
+        (
+            EngineOptions,
+            {"draft_weights": "int2"},
+            EngineError,
+            "draft_weights is 'int2'; use 'int8', 'int4' or",
+        ),
         (EngineOptions, {"drafter": "json:JSONDecoder"}, EngineError, "derives from fledge.engine.Drafter"),
         (EngineOptions, {"drafter": "no_such_module:x"}, FledgeError, "can't be imported"),
         (ServerOptions, {"port": 70000}, ServerError, "port is 70000; use 65,535 or less"),

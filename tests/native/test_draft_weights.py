@@ -29,17 +29,17 @@ def test_the_kernels_draft_with_8_bits_unless_told_otherwise(target: Target, hea
     from fledge.draft.cpu import NativeHeadRunner
 
     kept = {}
-    for wanted in (None, "int8", "bfloat16"):
+    for wanted in (None, "int8", "int4", "bfloat16"):
         runner = head_runner(target, head, draft_weights=wanted)  # type: ignore[arg-type]
         assert isinstance(runner, NativeHeadRunner)
         kept[wanted] = runner.draft_weights, runner.weight_bytes
     assert kept[None] == kept["int8"]
-    assert [kept[w][0] for w in ("int8", "bfloat16")] == ["int8", "bfloat16"]
-    assert kept["int8"][1] < 0.6 * kept["bfloat16"][1]
+    assert [kept[w][0] for w in ("int8", "int4", "bfloat16")] == ["int8", "int4", "bfloat16"]
+    assert kept["int4"][1] < 0.6 * kept["int8"][1] < 0.36 * kept["bfloat16"][1]
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("weights", ["int8", "bfloat16"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "bfloat16"])
 def test_answers_equal_plain_decode_whatever_the_draft_weights(
     target: Target, head: Head, weights: str
 ) -> None:
@@ -51,7 +51,7 @@ def test_answers_equal_plain_decode_whatever_the_draft_weights(
 
 
 def test_what_torch_cannot_keep_is_refused(tiny_target_folder: Path, head: Head) -> None:
-    for dtype, refused in (("bfloat16", ["int8"]), ("float32", ["int8", "bfloat16"])):
+    for dtype, refused in (("bfloat16", ["int8", "int4"]), ("float32", ["int8", "bfloat16"])):
         slow = load_tiny_target(tiny_target_folder, dtype=dtype)
         for wanted in refused:
             with pytest.raises(HeadError, match="needs the native CPU kernels"):
@@ -62,10 +62,10 @@ def test_what_torch_cannot_keep_is_refused(tiny_target_folder: Path, head: Head)
 def test_a_value_that_does_not_exist_and_an_option_without_a_head_are_refused(
     target: Target, head: Head
 ) -> None:
-    with pytest.raises(EngineError, match="draft_weights is 'int4'; use 'int8' or 'bfloat16'"):
-        Engine(target, head, draft_weights="int4")
-    with pytest.raises(HeadError, match="int8, bfloat16"):
-        head_runner(target, head, draft_weights="int4")  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="draft_weights is 'int2'; use 'int8', 'int4' or 'bfloat16'"):
+        Engine(target, head, draft_weights="int2")
+    with pytest.raises(HeadError, match="int8, int4, bfloat16"):
+        head_runner(target, head, draft_weights="int2")  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="leave it out"):
         Engine(target, draft_weights="int8")
 

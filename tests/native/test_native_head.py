@@ -50,7 +50,7 @@ def make_head(
 def test_extend_and_draft_steps_agree_with_torch(flags: tuple[bool, ...], int8: bool, near: float) -> None:
     config, weights, embedding = make_head(*flags)
     runners = (
-        NativeHeadRunner(config, weights, embedding, int8=int8),
+        NativeHeadRunner(config, weights, embedding, draft_weights="int8" if int8 else "bfloat16"),
         TorchHeadRunner(config, weights, embedding.float(), page_size=32),
     )
     length, k = 45, 5
@@ -139,7 +139,10 @@ def test_proposals_are_sorted_target_ids_and_log_probabilities() -> None:
 
 def test_8_bit_weights_take_half_the_memory_and_draft_a_little_differently() -> None:
     config, weights, embedding = make_head(False, False)
-    runners = [NativeHeadRunner(config, weights, embedding, int8=int8) for int8 in (False, True)]
+    runners = [
+        NativeHeadRunner(config, weights, embedding, draft_weights="int8" if int8 else "bfloat16")
+        for int8 in (False, True)
+    ]
     wide, narrow = (runner.weight_bytes for runner in runners)
     matrices = (weights.qkv, weights.o, weights.gate_up, weights.down, weights.fc)
     assert wide == 2 * (

@@ -32,7 +32,7 @@ def whole(value: object) -> int:
 
 Whole = Annotated[int, BeforeValidator(whole)]
 Switch = StrictBool
-DraftWeights = Literal["int8", "bfloat16"]  # storage of a head's matrices
+DraftWeights = Literal["int8", "int4", "bfloat16"]  # storage of a head's matrices
 
 
 @dataclass(frozen=True)

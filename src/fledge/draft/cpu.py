@@ -7,6 +7,7 @@ changes what is drafted, but never the answer: the target still verifies in bf16
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -21,9 +22,11 @@ from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
 from fledge.target.cpu import batch_arguments, shape_reason
-from fledge.target.matrix import Matrix
+from fledge.target.matrix import Matrix, Quantization
 from fledge.target.packing import interleaved, packed
 from fledge.target.rope import rope_tables
+
+_FORMS: Mapping[DraftWeights, Quantization | None] = {"int8": "q8_0", "int4": "q4_0", "bfloat16": None}
 
 
 def native_head_reason(config: HeadConfig) -> str:
@@ -42,7 +45,7 @@ def _shape(c: HeadConfig) -> abi.Shape:
 class NativeHeadRunner:
     """`HeadRunner` on the CPU kernels; page size 32. `embedding` [V, H] is the target's, packed, or the head's own.
 
-    int8: the matrices in 8 bits; otherwise bf16, like everything else.
+    draft_weights: the matrices in 8 or 4 bits, or in bf16.
     """
 
     page_size = abi.PAGE_SIZE
@@ -53,15 +56,16 @@ class NativeHeadRunner:
         weights: HeadWeights,
         embedding: Tensor | ops.Weight,
         *,
-        int8: bool = True,
+        draft_weights: DraftWeights = "int8",
     ) -> None:
         self.config = config
         self._library = library()
         matrices = [Matrix.of(m.detach()) for m in (weights.qkv, weights.o, weights.gate_up, weights.down)]
         matrices += [Matrix.of(weights.fc.detach()), Matrix.of(weights.lm_head.detach())]
         matrices[2] = interleaved(matrices[2])
-        self._matrices = [packed(m.quantised("q8_0") if int8 else m) for m in matrices]
-        self.draft_weights: DraftWeights = "int8" if int8 else "bfloat16"
+        form = _FORMS[draft_weights]
+        self._matrices = [packed(m.quantised(form) if form else m) for m in matrices]
+        self.draft_weights = draft_weights
         layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
         self._embedding = embedding if isinstance(embedding, ops.Weight) else packed(embedding)
         vectors = (weights.input_norm, weights.post_norm, weights.hidden_norm, weights.norm, weights.fc_norms)

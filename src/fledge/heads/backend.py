@@ -23,7 +23,7 @@ def head_runner(
 ) -> HeadRunner:
     """The runner that fits the target's decoder; a head made for another target is an error.
 
-    draft_weights: default int8 on the native CPU kernels. Plain torch uses the target's dtype and doesn't support int8.
+    draft_weights: default int8 on the native CPU kernels. Plain torch uses the target's dtype and has no int8 or int4.
     """
     if draft_weights not in (None, *get_args(DraftWeights)):
         raise HeadError(
@@ -34,10 +34,12 @@ def head_runner(
     if backend == "native" or (backend == "auto" and target.decoder.backend == "native"):
         reason = native_head_reason(head.config)
         if not reason:
-            int8, decoder = draft_weights != "bfloat16", target.decoder
+            decoder, form = target.decoder, draft_weights or "int8"
             shared = decoder.embedding if isinstance(decoder, NativeDecoder) else target.ends.embedding
             own = head.weights.embedding
-            return NativeHeadRunner(head.config, head.weights, shared if own is None else own, int8=int8)
+            return NativeHeadRunner(
+                head.config, head.weights, shared if own is None else own, draft_weights=form
+            )
     if backend == "native":
         raise HeadError(f"the native CPU kernels can't run this head: {reason}. Use backend='torch'")
     if draft_weights not in (None, str(target.dtype).removeprefix("torch.")):
