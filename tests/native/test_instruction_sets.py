@@ -74,6 +74,7 @@ def on(monkeypatch: pytest.MonkeyPatch, machine: str, flags: frozenset[str], sys
         ("x86_64", BF16 | {"amx_tile", "amx_bf16", "amx_int8"}, ["amx", "avx512bf16", "avx512", "avx2"]),
         ("x86_64", BF16, ["avx512bf16", "avx512", "avx2"]),
         ("x86_64", AVX512, ["avx512", "avx2"]),
+        ("x86_64", AVX2 | {"avx_vnni"}, ["avxvnni", "avx2"]),
         ("x86_64", AVX2, ["avx2"]),
         ("aarch64", frozenset({"fp", "asimd"}), ["neon"]),
         ("aarch64", frozenset({"fp", "asimd", "asimddp"}), ["dotprod", "neon"]),

@@ -51,6 +51,14 @@ inline void round_row(From&& from, int inputs, const Rows8& to, int r) {
 
 // The codes of a block. dot(a, sum) adds, to sum[row][group][half], products with `kRows` rows of 32 activations.
 #if defined(__AVX2__) && !defined(__AVX512BW__)
+#ifdef __AVXVNNI__
+constexpr bool kVnni = true;
+FLEDGE_INLINE __m256i dot_bytes(__m256i sum, __m256i u, __m256i v) { return _mm256_dpbusd_avx_epi32(sum, u, v); }
+#else
+constexpr bool kVnni = false;
+FLEDGE_INLINE __m256i dot_bytes(__m256i sum, __m256i, __m256i) { return sum; }  // never called
+#endif
+
 template <int kBits, int kGroups>
 struct Codes {
   static constexpr int kMostRows = 2;  // whose sums fit the registers
@@ -77,7 +85,12 @@ struct Codes {
           __m256i w = line(q, j), lower = _mm256_and_si256(w, low);
           __m256i upper = _mm256_and_si256(_mm256_srli_epi16(w, 4), low);
 #pragma GCC unroll 2
-          for (int r = 0; r < kRows; ++r) {  // 8 * 2 * 15 * 127 fit 16 bits
+          for (int r = 0; r < kRows; ++r) {
+            if constexpr (kVnni) {
+              pairs[r][j] = dot_bytes(dot_bytes(pairs[r][j], lower, first[r]), upper, second[r]);
+              continue;
+            }
+            // 8 * 2 * 15 * 127 fit 16 bits
             pairs[r][j] = _mm256_add_epi16(pairs[r][j], _mm256_maddubs_epi16(lower, first[r]));
             pairs[r][j] = _mm256_add_epi16(pairs[r][j], _mm256_maddubs_epi16(upper, second[r]));
           }
@@ -86,9 +99,10 @@ struct Codes {
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) sum[r][0][j / 2].part[j % 2] += (Ints::Part)_mm256_madd_epi16(pairs[r][j], ones);
+        for (int j = 0; j < 4; ++j)
+          sum[r][0][j / 2].part[j % 2] += (Ints::Part)(kVnni ? pairs[r][j] : _mm256_madd_epi16(pairs[r][j], ones));
     } else {
-      constexpr int kQuads = 8 / kGroups, kStep = kBits == 8 ? 1 : 2;  // quads whose products fit 16 bits together
+      constexpr int kQuads = 8 / kGroups, kStep = kBits == 8 || kVnni ? 1 : 2;  // quads whose products fit 16 bits together
 #pragma GCC unroll 2
       for (int g = 0; g < kGroups; ++g) {
         __m256i total[kRows][4] = {};
@@ -105,6 +119,10 @@ struct Codes {
             __m256i next = kStep == 2 ? line(q + 1, j) : w;
 #pragma GCC unroll 2
             for (int r = 0; r < kRows; ++r) {
+              if constexpr (kVnni) {
+                total[r][j] = dot_bytes(total[r][j], w, v[r][0]);
+                continue;
+              }
               __m256i pairs = _mm256_maddubs_epi16(size, kBits == 8 ? _mm256_sign_epi8(v[r][0], w) : v[r][0]);
               if constexpr (kStep == 2)  // 2 * 2 * 63 * 127 fit
                 pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(next, v[r][1]));

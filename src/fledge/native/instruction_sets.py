@@ -53,6 +53,9 @@ INSTRUCTION_SETS = {  # by their names in $FLEDGE_ISA, the fastest first
     ),
     "avx512bf16": InstructionSet("AVX-512 bf16", "x86_64", _BF16, _BF16_FLAGS),
     "avx512": InstructionSet("AVX-512", "x86_64", _AVX512, ("-march=x86-64-v4",)),
+    "avxvnni": InstructionSet(
+        "AVX-VNNI", "x86_64", _AVX2 | {"avx_vnni"}, ("-march=x86-64", "-mavx2", "-mfma", "-mf16c", "-mavxvnni")
+    ),
     "avx2": InstructionSet("AVX2", "x86_64", _AVX2, ("-march=x86-64", "-mavx2", "-mfma", "-mf16c")),
     "dotprod": InstructionSet(
         "NEON with dot products", "aarch64", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)

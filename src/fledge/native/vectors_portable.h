@@ -285,7 +285,7 @@ FLEDGE_INLINE void store_alternate(uint16_t* p, const uint16_t* from, bool odd) 
   for (int i = 0; i < 16; ++i) p[2 * i + odd] = from[i];
 }
 
-#if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#if (defined(__AVX2__) && !defined(__AVXVNNI__)) || defined(__ARM_FEATURE_DOTPROD)
 constexpr bool kSignedCodes = true;
 #else
 constexpr bool kSignedCodes = false;
