@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain as joined
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fledge.target.batch import ForwardBatch, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.cpu import NativeDecoder, native_available
 from fledge.target.decoder import TorchDecoder
+from fledge.target.matrix import Matrix, Quantization
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 pytestmark = pytest.mark.kernels
@@ -155,6 +157,35 @@ def test_logits_features_and_hidden_agree_with_torch_in_float32(
         assert (a - b).abs().max() < 0.03 * b.abs().max(), name
     again = native.forward(one_request(tokens, 0), native.allocate_kv(PAGES), logits="argmax")
     assert torch.equal(again.argmax, got.logits.argmax(-1))
+
+
+@pytest.mark.parametrize("form", ["q8_0", "q4_0"])
+def test_a_quantised_target_is_its_dequantised_one_but_for_rounded_activations(form: Quantization) -> None:
+    config = make_config()
+    weights = make_weights(config)
+
+    def as_stored(w: Any, matrices: tuple[str, ...]) -> tuple[Any, Any]:
+        stored = {name: Matrix.of(getattr(w, name)).quantised(form) for name in matrices}
+        wide = {name: matrix.dequantise(torch.float32) for name, matrix in stored.items()}
+        others = {name: t.float() for name, t in vars(w).items() if isinstance(t, Tensor)}
+        return replace(w, **stored), replace(w, **(others | wide))
+
+    layers = [as_stored(layer, ("qkv", "o", "gate_up", "down")) for layer in weights.layers]
+    stored, wide = as_stored(weights, ("embedding", "lm_head"))
+    native = NativeDecoder(config, replace(stored, layers=[kept for kept, _ in layers]))
+    reference = TorchDecoder(config, replace(wide, layers=[tensors for _, tensors in layers]), page_size=16)
+    tokens = tokens_of(70, config.vocab_size, seed=1)
+    kv = native.allocate_kv(PAGES)
+    got = native.forward(one_request(tokens, 0), kv, logits="logits").logits
+    want = reference.forward(
+        one_request(tokens, 0, page_size=16), reference.allocate_kv(PAGES * 2), logits="logits"
+    ).logits
+    assert got is not None
+    assert want is not None
+    assert (got - want).norm() < 0.02 * want.norm()
+    chosen = native.forward(one_request(tokens, 0), kv, logits="argmax").argmax
+    assert chosen is not None
+    assert torch.equal(chosen, got.argmax(1))
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWED, GEMMA3])
