@@ -99,7 +99,7 @@ class TestHook:
         hook.initialize("standard", data)
         places = {Path(path).name: place for path, place in data["force_include"].items()}
         names = {name.rpartition("-")[0] for name in places}
-        isas = ("avx512bf16", "avx512", "avx2")
+        isas = ("avx512bf16", "avx512", "avxvnni", "avx2")
         assert names == {f"{library}-{isa}" for library in ("fledge", "train") for isa in isas}
         assert all(place == f"fledge/native/prebuilt/{name}" for name, place in places.items())
         assert (data["pure_python"], data["tag"]) == (False, "py3-none-linux_x86_64")
