@@ -61,7 +61,18 @@ def their_perplexity(program: str, file: Path, text: str) -> float:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
-        command = [program, "-m", str(file), "-f", stream.name, "-c", str(_CHUNK), "--chunks", str(_CHUNKS)]
+        command = [
+            program,
+            "-m",
+            str(file),
+            "-f",
+            stream.name,
+            "-c",
+            str(_CHUNK),
+            "--chunks",
+            str(_CHUNKS),
+            "--no-escape",
+        ]
         done = subprocess.run([*command, "-t", "2"], check=True, capture_output=True, text=True)
     found = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
     if found is None:

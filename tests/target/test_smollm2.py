@@ -87,3 +87,10 @@ def test_bf16_argmax_agrees_with_transformers_but_for_near_ties() -> None:
         f"{int(differs.sum())} of {len(ours)} argmax differ; gaps of the exact top two there: {gaps.tolist()}"
     )
     assert differs.float().mean() < 0.05
+
+
+def test_every_digit_is_a_token_of_its_own_and_spaces_before_it_are_one() -> None:
+    """As the model was trained, and as its file's pre-tokenizer says: transformers reads nothing of that."""
+    assert load("bfloat16").tokenizer.tokenize("a  12 x34  5") == [
+        *("a", "ĠĠ", "1", "2", "Ġx", "3", "4", "ĠĠ", "5")
+    ]

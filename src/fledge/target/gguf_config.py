@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers.pre_tokenizers import ByteLevel, Digits
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from transformers import PreTrainedTokenizerFast
 
 from fledge.base.errors import TargetError, first_line
@@ -19,11 +21,13 @@ from fledge.target.families import Family
 from fledge.target.gguf_tensors import GgufSource, head_dim, number, raw_rows
 from fledge.target.rope import llama3_frequencies
 
-_FORMAT = 4  # part of the folder's name: a change writes it again
+_FORMAT = 5  # part of the folder's name: a change writes it again
 # What scales RoPE further and isn't computed, with the value that changes nothing.
 _UNKNOWN_SCALING = {"attn_factor": 1.0, "alpha": 0.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}
 # Llama 3.1 and later: GGUF holds their results alone, a factor for each pair of dimensions.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Pre-tokenizers that split text at every digit before anything else, which transformers doesn't read of a file.
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -53,6 +57,9 @@ def write_folder(header: GgufHeader, folder: Path) -> None:
         raise TargetError(
             f"can't read the tokenizer in {header.file} ({first_line(error)}): use the model's safetensors checkpoint"
         ) from error
+    if header.metadata.get("tokenizer.ggml.pre") in _SINGLE_DIGITS:
+        digits, rest = Digits(individual_digits=True), ByteLevel(add_prefix_space=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizers([digits, rest])
     if header.templates:  # transformers reads the default one alone
         tokenizer.chat_template = header.templates
     tokenizer.save_pretrained(folder)
