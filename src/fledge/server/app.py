@@ -134,6 +134,7 @@ def _add_openai(app: FastAPI, server: Server) -> None:
             "root": server.target_name,
             "parent": None,
             "max_model_len": server.engine.max_context,
+            "quantization": server.engine.target.quantization,
         }
 
     @app.post("/v1/embeddings", include_in_schema=False)

@@ -213,7 +213,8 @@ class Target:
 
         reason = native_available(self.config, self.dtype, self.device)
         if not reason:
-            logger.info("%s: decoding with the native CPU kernels", self.name)
+            form = f", in {self.quantization}" if self.quantization else ""
+            logger.info("%s: decoding with the native CPU kernels%s", self.name, form)
             decoder = NativeDecoder(self.config, self.stored_weights)
             self.source.release()
             return decoder
