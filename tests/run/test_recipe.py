@@ -75,12 +75,12 @@ def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
         ("prompts.languages=[en, german]", "german isn't a language's code; use codes such as en, de, fr"),
         ("train=3", "train = 3 is refused"),
         ("train.epochs=.inf", "train.epochs = inf is refused"),
-        ("train.epochs=inf", "train.epochs = 'inf' is refused"),
+        ("train.epochs=inf", "train.epochs = inf is refused"),
         (
             "privacy.patterns=[{entity: A, regex: x, score: nan}]",
             "privacy.patterns.0.score = 'nan' is refused",
         ),
-        ("respond.temperatures={.nan: 1.0}", "respond.temperatures.nan"),
+        ("respond.temperatures={.nan: 1.0}", "respond.temperatures = nan is refused"),
         ("evaluate.shapes=[[4, 4, 200]]", "evaluate.shapes = [[4, 4, 200]] is refused"),
     ],
 )

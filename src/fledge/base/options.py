@@ -47,15 +47,15 @@ class Flag:
 
 
 class RecipePart(BaseModel):
-    """Base of the models that make up a recipe: frozen, without unknown names, and no number is infinite."""
+    """Base of the models that make up a recipe: frozen, without unknown names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Options(RecipePart):
     """Base of the models that keywords are made of. An invalid value raises the model's `error`."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     error: ClassVar[type[FledgeError]] = FledgeError
 

@@ -11,8 +11,9 @@ and `fledge run demo train.epochs=3` changes one key of a recipe that ships with
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path, PurePath
@@ -88,8 +89,9 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(values, override)
     origin = partial(_origin, source, overrides)
+    _refuse_infinite(values, origin)
     try:
-        return Recipe.model_validate(values)
+        recipe = Recipe.model_validate(values)
     except ValidationError as error:
         # Report a misspelt key before a missing one, which it may have caused.
         first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
@@ -105,6 +107,9 @@ def load_recipe(source: str = "demo", overrides: Sequence[str] = ()) -> Recipe:
         else:
             message = f"{origin(key)}: {key} = {wrong}; set {key} to a valid value"
         raise RecipeError(message) from error
+    # Again: YAML reads `inf` without a dot as a string, which only the model turns into a number.
+    _refuse_infinite(recipe.model_dump(mode="json"), origin)
+    return recipe
 
 
 def read_recipe_file(url: str) -> str:
@@ -213,6 +218,15 @@ def _origin(source: str, overrides: Sequence[str], key: str) -> str:
         if changed.startswith(f"{key}.") or f"{key}.".startswith(changed):
             return f"setting {override!r}"
     return f"recipe {source}"
+
+
+def _refuse_infinite(value: Any, origin: Callable[[str], str], key: str = "") -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{origin(key)}: {key} = {value} is refused: no option takes it; give a number")
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        _refuse_infinite(name, origin, key)
+        _refuse_infinite(part, origin, f"{key}.{name}" if key else str(name))
 
 
 def _suggestion(place: Sequence[int | str]) -> str:
