@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from fledge.bench.workloads import find_workload
-from fledge.target import ForwardBatch, Target
+from fledge.target import Target
+from fledge.target.batch import one_sequence
 
 _WORKLOADS = ("mixed", "code", "summarisation", "mathematics", "question_answering")
 _CHUNK, _CHUNKS = 512, 16
@@ -32,24 +33,16 @@ def evaluation_text() -> str:
 
 def perplexity(target: Target, text: str) -> float:
     """By fledge's decoder, whichever runs the target."""
+    decoder = target.decoder
     ids = target.tokenizer.encode(text, add_special_tokens=False)
-    pages = -(-_CHUNK // target.decoder.page_size)
     chunks = [ids[at : at + _CHUNK] for at in range(0, _CHUNKS * _CHUNK, _CHUNK)]
     losses = []
     for chunk in chunks:
         if len(chunk) < _CHUNK:
             raise SystemExit(f"the text has {len(ids)} tokens, {_CHUNK * _CHUNKS} are needed")
-        batch = ForwardBatch(
-            token_ids=torch.tensor(chunk, dtype=torch.int32),
-            positions=torch.arange(_CHUNK, dtype=torch.int32),
-            row_start=torch.tensor([0, _CHUNK], dtype=torch.int32),
-            prefix_length=torch.zeros(1, dtype=torch.int32),
-            window_offset=torch.zeros(1, dtype=torch.int32),
-            page_table=torch.arange(pages, dtype=torch.int32)[None],
-            window_mask=None,
-            logit_rows=torch.arange(_CHUNK // 2, _CHUNK - 1, dtype=torch.int32),
-        )
-        logits = target.decoder.forward(batch, target.decoder.allocate_kv(pages), logits="logits").logits
+        rows = torch.arange(_CHUNK // 2, _CHUNK - 1, dtype=torch.int32)
+        batch = one_sequence(chunk, decoder.page_size, decoder.device)._replace(logit_rows=rows)
+        logits = decoder.forward(batch, decoder.allocate_kv(batch.page_table.numel()), logits="logits").logits
         assert logits is not None
         following = torch.tensor(chunk[_CHUNK // 2 + 1 :])
         losses.append(torch.nn.functional.cross_entropy(logits, following, reduction="none"))

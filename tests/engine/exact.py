@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fledge.engine import SamplingParams
-from fledge.target.batch import ForwardBatch
+from fledge.target.batch import one_sequence
 from fledge.target.target import Target
 
 Path = tuple[int, ...]
@@ -18,18 +18,10 @@ Path = tuple[int, ...]
 
 def raw_logits(target: Target, context: list[int]) -> list[float]:
     """The target's logits after a context, from one forward over all of it."""
-    decoder, count = target.decoder, len(context)
-    pages = -(-count // decoder.page_size)
-    batch = ForwardBatch(
-        token_ids=torch.tensor(context, dtype=torch.int32),
-        positions=torch.arange(count, dtype=torch.int32),
-        row_start=torch.tensor([0, count], dtype=torch.int32),
-        prefix_length=torch.zeros(1, dtype=torch.int32),
-        window_offset=torch.zeros(1, dtype=torch.int32),
-        page_table=torch.arange(pages, dtype=torch.int32)[None],
-        logit_rows=torch.tensor([count - 1], dtype=torch.int32),
-    )
-    logits = decoder.forward(batch, decoder.allocate_kv(pages), logits="logits").logits
+    decoder = target.decoder
+    batch = one_sequence(context, decoder.page_size, decoder.device)
+    batch = batch._replace(logit_rows=torch.tensor([len(context) - 1], dtype=torch.int32))
+    logits = decoder.forward(batch, decoder.allocate_kv(batch.page_table.numel()), logits="logits").logits
     assert logits is not None
     return logits[0].double().tolist()
 

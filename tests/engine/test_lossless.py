@@ -11,7 +11,7 @@ import torch
 from fledge.engine import Engine, SamplingParams, TreeShape
 from fledge.engine.planner import FixedPlanner
 from fledge.engine.request import Completion
-from fledge.target.batch import ForwardBatch
+from fledge.target.batch import one_sequence
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, Uneven, scripted_head
 
@@ -35,16 +35,9 @@ def test_plain_decode_equals_running_the_whole_context_for_every_token(
     for answer in plain.generate(prompts[:6], max_tokens=12, ignore_eos=True):
         context = list(answer.prompt_token_ids)
         for token in answer.token_ids:
-            kv = decoder.allocate_kv(20)
-            batch = ForwardBatch(
-                token_ids=torch.tensor(context, dtype=torch.int32),
-                positions=torch.arange(len(context), dtype=torch.int32),
-                row_start=torch.tensor([0, len(context)], dtype=torch.int32),
-                prefix_length=torch.zeros(1, dtype=torch.int32),
-                window_offset=torch.zeros(1, dtype=torch.int32),
-                page_table=torch.arange(20, dtype=torch.int32)[None],
-                logit_rows=torch.tensor([len(context) - 1], dtype=torch.int32),
-            )
+            batch = one_sequence(context, decoder.page_size, decoder.device)
+            batch = batch._replace(logit_rows=torch.tensor([len(context) - 1], dtype=torch.int32))
+            kv = decoder.allocate_kv(batch.page_table.numel())
             argmax = decoder.forward(batch, kv, logits="argmax").argmax
             assert argmax is not None
             assert argmax.tolist() == [token]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import zlib
-from pathlib import Path
 
 import pytest
 import torch
 
 from fledge.native import build
 from fledge.target.cpu import NativeDecoder
+from tests.native.emulation import emulated_kernels
 from tests.native.test_native_decoder import (
     PAGES,
     make_config,
@@ -28,15 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def emulated() -> ctypes.CDLL:
-    header = Path(__file__).parent / "emulated_tiles.h"
-    compiler = build.find_compiler()
-    assert compiler
-    quick = ("-O1" if flag == "-O3" else flag for flag in build.FLAGS)  # to compile
-    flags = (*quick, *build.INSTRUCTION_SETS["avx512bf16"].flags, "-include", str(header))
-    name = f"emulated-{zlib.crc32(header.read_bytes()):08x}"
-    path = build.compile_library(compiler, name, Path(build.__file__).parent, flags)
-    # Its threads are never started: AMX's permission isn't asked for.
-    return build.declare(ctypes.CDLL(str(path)))
+    return emulated_kernels("emulated_tiles.h", "avx512bf16")  # whose start doesn't ask for AMX's permission
 
 
 @pytest.mark.parametrize("prefix", [31, 300])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from fledge.native import build, ops
 from tests.native import test_codes as codes
+from tests.native.emulation import emulated_kernels
 
 pytestmark = [
     pytest.mark.kernels,
@@ -20,14 +19,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", autouse=True)
 def emulated() -> Iterator[ctypes.CDLL]:
-    header = Path(__file__).parent / "emulated_vnni.h"
-    compiler = build.find_compiler()
-    assert compiler
-    quick = ("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
-    flags = (*quick, *build.INSTRUCTION_SETS["avx2"].flags, "-include", str(header))
-    name = f"emulated-vnni-{zlib.crc32(header.read_bytes()):08x}"
-    path = build.compile_library(compiler, name, Path(build.__file__).parent, flags)
-    loaded = build.declare(ctypes.CDLL(str(path)))
+    loaded = emulated_kernels("emulated_vnni.h", "avx2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_load", lambda isa: (loaded, ""))
         yield loaded

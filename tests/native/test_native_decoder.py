@@ -17,7 +17,7 @@ from fledge.target.batch import ForwardBatch, LogitsMode
 from fledge.target.config import DecoderConfig
 from fledge.target.cpu import NativeDecoder, native_available
 from fledge.target.decoder import TorchDecoder
-from fledge.target.matrix import Matrix, Quantization
+from fledge.target.matrix import Matrix, Quantised
 from fledge.target.weights import DecoderWeights, LayerWeights
 
 pytestmark = pytest.mark.kernels
@@ -160,7 +160,7 @@ def test_logits_features_and_hidden_agree_with_torch_in_float32(
 
 
 @pytest.mark.parametrize("form", ["q8_0", "q4_0"])
-def test_a_quantised_target_is_its_dequantised_one_but_for_rounded_activations(form: Quantization) -> None:
+def test_a_quantised_target_is_its_dequantised_one_but_for_rounded_activations(form: Quantised) -> None:
     config = make_config()
     weights = make_weights(config)
 

@@ -22,11 +22,11 @@ from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
 from fledge.target.cpu import batch_arguments, shape_reason
-from fledge.target.matrix import Matrix, Quantization
+from fledge.target.matrix import Matrix, Quantised
 from fledge.target.packing import interleaved, packed
 from fledge.target.rope import rope_tables
 
-_FORMS: Mapping[DraftWeights, Quantization | None] = {"int8": "q8_0", "int4": "q4_0", "bfloat16": None}
+_FORMS: Mapping[DraftWeights, Quantised | None] = {"int8": "q8_0", "int4": "q4_0", "bfloat16": None}
 
 
 def native_head_reason(config: HeadConfig) -> str:

@@ -21,6 +21,7 @@ const Mirrored* fledge_mirrored() {
       SIZE_OF(RoundModels), SIZE_OF(CarriedState), SIZE_OF(Drawing), SIZE_OF(DraftTerms), SIZE_OF(DraftOffsets), SIZE_OF(Drafts),
       SIZE_OF(Recent), SIZE_OF(Hooks), SIZE_OF(Accepted),
       {"PAGE_SIZE", kPage}, {"MOST_NODES", kMostNodes}, {"MOST_THREADS", Team::kMaxThreads},
+      {"PANEL", kPanel}, {"MOST_PARTS", Weight::kMostParts},
       {"AHEAD", kAhead}, {"HEAD_TEMPERATURE_PERCENT", kHeadTemperaturePercent},
       {nullptr, 0},
   };

@@ -14,6 +14,8 @@ PAGE_SIZE = 32  # KV entries
 # no more children.
 MOST_NODES = 64
 MOST_THREADS = 64
+PANEL = 32  # outputs of a packed weight that lie together; each of its parts but the last has whole ones
+MOST_PARTS = 4  # of a packed weight
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
 HEAD_TEMPERATURE_PERCENT = 90  # of the target's temperature; see draft/race.py
 
@@ -199,6 +201,8 @@ LIMITS = {
     "PAGE_SIZE": PAGE_SIZE,
     "MOST_NODES": MOST_NODES,
     "MOST_THREADS": MOST_THREADS,
+    "PANEL": PANEL,
+    "MOST_PARTS": MOST_PARTS,
     "AHEAD": AHEAD,
     "HEAD_TEMPERATURE_PERCENT": HEAD_TEMPERATURE_PERCENT,
 }

@@ -24,15 +24,14 @@ Weight* fledge_weight(int outputs, int inputs, const int* described, int parts) 
   w->outputs = outputs;
   w->inputs = inputs;
   w->parts = parts;
-  for (int i = 0; i < parts && i < Weight::kMostParts; ++i, described += 5) {
+  bool known = parts <= Weight::kMostParts;
+  for (int i = 0; known && i < parts; ++i, described += 5) {
     const Format* format = std::find_if(std::begin(kFormats), std::end(kFormats), [&](const Format& f) {
       return f.bits == described[1] && f.groups == described[2] && f.minima == described[3];
     });
-    if (format != std::end(kFormats))
-      w->part[i] = {format, described[4], 0, (described[0] + kPanel - 1) / kPanel, 0};
+    known = format != std::end(kFormats);
+    w->part[i] = {format, described[4], 0, (described[0] + kPanel - 1) / kPanel, 0};
   }
-  bool known = parts <= Weight::kMostParts;
-  for (int i = 0; known && i < parts; ++i) known = w->part[i].format != nullptr;
   if (known) allocate(*w);
   if (w->data) return w;
   delete w;

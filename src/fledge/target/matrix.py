@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fledge.target.blocks import BLOCKS, FLOATS, quantise
 
-Quantization = Literal["none", "q8_0", "q4_0"]
+Quantised = Literal["q8_0", "q4_0"]
+Quantization = Literal["none", "q8_0", "q4_0"]  # "none" expands
 _NAMES = {dtype: name for name, dtype in FLOATS.items()}
 _CHUNK = 1 << 20  # weights expanded at once: temporary tensors stay in the caches
 
@@ -127,13 +128,13 @@ class Matrix:
             return self
         return replace(self, parts=tuple(part._replace(factor=part.factor * factor) for part in self.parts))
 
-    def quantised(self, quantization: Quantization) -> Matrix:
+    def quantised(self, form: Quantised) -> Matrix:
         """Float parts as ggml quantises them. Raises a ValueError for other parts and sizes."""
         if self.columns % 32:
             raise ValueError(f"has {self.columns} columns, and blocks have 32")
         if odd := set(self.formats) - set(FLOATS):
             raise ValueError(f"is quantised already, in {min(odd)}")
-        name = quantization.upper()
+        name = form.upper()
 
         def raw(part: Part) -> Part:
             step = max(1, _CHUNK // self.columns)

@@ -138,14 +138,18 @@ def _check_ends(source: TensorSource, config: DecoderConfig) -> None:
 
 def read_weights(source: TensorSource, config: DecoderConfig) -> DecoderWeights[Matrix]:
     """All weights, fused, layers as they are used."""
-    ends, family = read_ends(source, config), families.find(config.architecture)
+    ends = read_ends(source, config)
+    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, _layers(source, config))
+
+
+def _layers(source: TensorSource, config: DecoderConfig) -> Layers[Matrix]:
+    family = families.find(config.architecture)
 
     def read(index: int) -> LayerWeights[Matrix]:
         source.release()
         return _read_layer(source, config, family, index)
 
-    layers = Layers(config.num_layers, read)
-    return DecoderWeights(ends.embedding, ends.norm, ends.lm_head, layers)
+    return Layers(config.num_layers, read)
 
 
 def load_ends(source: TensorSource, config: DecoderConfig) -> EndWeights[Tensor]:
@@ -161,7 +165,7 @@ def load_weights(
     source: TensorSource, config: DecoderConfig, ends: EndWeights[Tensor] | None = None
 ) -> DecoderWeights[Tensor]:
     """`read_weights` as tensors of the source's dtype, on its device. `ends`: loaded already."""
-    ends, layers = ends or load_ends(source, config), read_weights(source, config).layers
+    ends, layers = ends or load_ends(source, config), _layers(source, config)
 
     def load(index: int) -> LayerWeights[Tensor]:
         w: LayerWeights[Any] = layers[index]
