@@ -86,9 +86,11 @@ class Device:
         )
 
 
-def _cpu(name: str, memory: float, row: float, **more: float | tuple[float, float]) -> Device:
-    """SmolLM2-135M on two cores."""
-    return Device(name, memory, row, 0.05 * memory, 0.05 * row, 0.0, (3e-4, 6e-4), 0.04, **more)  # type: ignore[arg-type]
+def _cpu(
+    name: str, memory: float, row: float, head: float = 0.05, **more: float | tuple[float, float]
+) -> Device:
+    """SmolLM2-135M on two cores; `head`: its share of the target's seconds, in 8 bits whatever the target has."""
+    return Device(name, memory, row, head * memory, head * row, 0.0, (3e-4, 6e-4), 0.04, **more)  # type: ignore[arg-type]
 
 
 def _gpu(name: str, parameters: float, bandwidth: float, flops: float, **more: float) -> Device:
@@ -106,6 +108,10 @@ DEVICES = [
     CPU,
     _cpu("CPU with AMX", 11e-3, 4.4e-4),
     _cpu("CPU without AMX, slow memory", 9e-3, 4.6e-4),
+    _cpu("CPU, 8 bits, an L3 for both cores", 4.1e-3, 4.5e-4, 0.08),
+    _cpu("CPU, 8 bits, an L3 for each", 3.3e-3, 4.5e-4, 0.08),
+    _cpu("CPU, 4 bits, an L3 for both cores", 2.15e-3, 4.7e-4, 0.12),
+    _cpu("CPU, 4 bits, an L3 for each", 1.4e-3, 5e-4, 0.14),
     _cpu("CPU with a busy neighbour", 5e-3, 4.6e-4, spells=(0.8, 0.5)),
     _cpu("CPU, first costs 4 times too high", 5e-3, 4.6e-4, mistaken=4.0),
     _cpu("CPU, first costs 4 times too low", 5e-3, 4.6e-4, mistaken=0.25),
