@@ -188,9 +188,8 @@ def test_a_file_or_an_unknown_id_in_a_heads_place_is_answered_by_what_to_name(
         ):
             Head.load(str(tmp_path / "head" / name))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(HeadError, match="no head 'heads/mine': there is no such folder") as caught:
+    with pytest.raises(HeadError, match="no head 'heads/mine': there is no such folder"):
         Head.load("heads/mine")
-    assert "GGUF" not in str(caught.value)
 
 
 def test_missing_and_truncated_files_are_named(head: Head, tmp_path: Path):

@@ -7,6 +7,7 @@ import logging
 import posixpath
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from huggingface_hub import constants
@@ -20,8 +21,10 @@ from fledge.heads.card import model_card
 from fledge.heads.checkpoint import CONFIG_NAME, write_head
 from fledge.heads.engines import instead_of_last_layer, refusal, sglang_misses
 from fledge.heads.forms import Form, canonical_tensors, check_form
+from fledge.heads.gguf import TYPES, GgufType, rounded, write_gguf
 from fledge.heads.hub import push_folder
 from fledge.released import RELEASED, head_url
+from fledge.sources.gguf import is_gguf
 from fledge.target import Target, TargetOptions
 from fledge.target.config import are_three_layers
 
@@ -45,12 +48,14 @@ def export_head(
     Args:
         source: a head in any known form, or `released`.
         destination: folder or fsspec URL.
-        form: one of `fledge.heads.forms.FORMS`.
-        target: the head's target, used to check it and to fill in its name, layers and embedding.
+        form: one of `fledge.heads.forms.FORMS`, or gguf: one file, named by `destination`.
+        target: the head's target, used to check it and to fill in its name, layers, embedding and, in gguf, tokenizer.
         embedding: include the target's embedding; None: if the form needs it (eagle).
-        dtype: keep, bfloat16, float16 or float32.
+        dtype: keep, bfloat16, float16 or float32; of gguf also q8_0 and q4_0.
         push: hub repository to upload the folder to.
     """
+    if form == "gguf":
+        return _export_gguf(source, destination, target=target, embedding=embedding, dtype=dtype, push=push)
     chosen, torch_dtype = check_form(form), _dtype(dtype)
     _refuse_overwriting(destination)
     named = None if source == RELEASED else Head.load(source)
@@ -58,14 +63,9 @@ def export_head(
     head = named or Head.load(_source(source, loaded))
     if loaded is not None:
         head = _fitted(head, loaded)
-    if embedding or (embedding is None and chosen == "eagle" and loaded is not None):
-        head = _with_embedding(head, loaded)
-    elif embedding is False and head.weights.embedding is not None:
-        if head.config.hidden_size != head.config.target_hidden_size:
-            raise HeadError(
-                "this head needs its own embedding, since its size isn't the target's: leave --no-embedding out"
-            )
-        head = Head(head.config, replace(head.weights, embedding=None), head.metadata)
+    if embedding is None and chosen == "eagle" and loaded is not None:
+        embedding = True
+    head = _embedded(head, loaded, wanted=embedding)
     if head.config.norm_before_residual and chosen not in ("vllm", "speculators"):
         raise HeadError(
             f"this head uses norm_before_residual, which engines of the {chosen} form leave out without an error: "
@@ -85,6 +85,37 @@ def export_head(
         say(f"uploading to {constants.ENDPOINT}/{push}; if it doesn't exist yet, it is created as private")
         with tempfile.TemporaryDirectory() as folder:
             _write(head, folder, chosen, torch_dtype, push)
+            say(f"pushed: {push_folder(folder, push)}")
+    return head
+
+
+def _export_gguf(
+    source: str, destination: str, *, target: str | None, embedding: bool | None, dtype: str, push: str | None
+) -> Head:
+    """See `export_head`: one file for llama.cpp."""
+    if target is None:
+        raise HeadError("a head in GGUF holds its target's tokenizer: name the target with --target")
+    if not is_gguf(Path(destination)):
+        raise HeadError(f"{destination} is no name of a GGUF file: let it end with .gguf")
+    if exists(destination):
+        Head.load(destination)  # only a head is overwritten
+    loaded = Target.load(target)
+    head = _embedded(_fitted(Head.load(_source(source, loaded)), loaded), loaded, wanted=embedding)
+    kind = _gguf_type(head, dtype)
+    write_gguf(head, destination, loaded, kind)
+    written = Head.load(destination)
+    mine, theirs = canonical_tensors(head), canonical_tensors(written)
+    same = mine.keys() == theirs.keys() and torch.equal(head.weights.d2t, written.weights.d2t)
+    if not same or not all(torch.equal(rounded(mine[n], kind), theirs[n].float()) for n in mine):
+        raise HeadError(
+            f"{destination} reads back with other weights: don't use it, and report this as a bug"
+        )
+    say(f"head: {destination} ({kind}, every tensor read back and compared)")
+    say(f"llama-server -m {loaded.place} -md {destination} --spec-type draft-eagle3", dim=True)
+    if push is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            write_gguf(head, join(folder, posixpath.basename(destination)), loaded, kind)
+            write_atomic(join(folder, "README.md"), model_card(head, "gguf", push).encode())
             say(f"pushed: {push_folder(folder, push)}")
     return head
 
@@ -184,6 +215,19 @@ def _fitted(head: Head, target: Target) -> Head:
     return Head(head.config, head.weights, metadata)
 
 
+def _embedded(head: Head, target: Target | None, *, wanted: bool | None) -> Head:
+    """The head with the target's embedding, without one, or (None) as it is."""
+    if wanted:
+        return _with_embedding(head, target)
+    if wanted is None or head.weights.embedding is None:
+        return head
+    if head.config.hidden_size != head.config.target_hidden_size:
+        raise HeadError(
+            "this head needs its own embedding, since its size isn't the target's: leave --no-embedding out"
+        )
+    return Head(head.config, replace(head.weights, embedding=None), head.metadata)
+
+
 def _with_embedding(head: Head, target: Target | None) -> Head:
     if head.weights.embedding is not None:
         return head
@@ -239,6 +283,15 @@ def _source(source: str, target: Target | None) -> str:
 
 def _name(url: str) -> str:
     return posixpath.basename(url.rstrip("/")) or url
+
+
+def _gguf_type(head: Head, name: str) -> GgufType:
+    names = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+    wanted = str(head.weights.lm_head.dtype).removeprefix("torch.") if name == "keep" else name
+    for kind in TYPES:
+        if kind == names.get(wanted, wanted):
+            return kind
+    raise HeadError(f"dtype {name!r} is unknown in GGUF: use keep, {', '.join([*_DTYPES, *TYPES])}")
 
 
 def _dtype(name: str) -> torch.dtype | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import yaml
 
@@ -15,11 +16,12 @@ _SERVE = {
     "    --speculative-num-draft-tokens 4",
     "vllm": "vllm serve {target} --speculative-config \\\n"
     '    \'{{"method": "eagle3", "model": "{head}", "num_speculative_tokens": 3}}\'',
+    "gguf": "llama-server -m {target}.gguf -md {head}.gguf --spec-type draft-eagle3 --spec-draft-n-max 4",
     "eagle": "EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={head!r}, use_eagle3=True)",
 }
 
 
-def model_card(head: HeadParts, form: Form, name: str) -> str:
+def model_card(head: HeadParts, form: Form | Literal["gguf"], name: str) -> str:
     """The card of a head written in `form`; `name` is what readers call it."""
     c, m = head.config, head.metadata
     target = m.target_name or "the target"
@@ -58,9 +60,9 @@ def model_card(head: HeadParts, form: Form, name: str) -> str:
         *_training(dict(m.training)),
         "## Use",
         "```",
-        _SERVE[
-            "vllm" if form in ("vllm", "speculators") else "eagle" if form == "eagle" else "sglang"
-        ].format(target=target, head=name),
+        _SERVE[{"specforge": "sglang", "speculators": "vllm"}.get(form, form)].format(
+            target=target, head=name
+        ),
         "```",
         "`fledge doctor TARGET HEAD` says why, if acceptance is low.",
     ]

@@ -1,4 +1,5 @@
-"""Head files: config.json and weights. Written in every form (`forms.py`), read from every form (`foreign.py`).
+"""Head files: config.json and weights, or one GGUF file. Written in every form (`forms.py`, `gguf.py`), read from each
+(`foreign.py`).
 
 A head trained by fledge has a checksums.json. Others, exported ones included, have none: other tools rewrite them.
 """
@@ -25,6 +26,8 @@ from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.weights import HeadParts, HeadWeights
 from fledge.heads.foreign import canonically_named, flat_config, head_config, head_metadata, head_weights
 from fledge.heads.forms import Form, form_config, form_tensors
+from fledge.heads.gguf import read_gguf
+from fledge.sources.gguf import is_gguf
 from fledge.sources.hub import hub_folder
 
 CONFIG_NAME, WEIGHTS_NAME, SUMS_NAME = "config.json", "model.safetensors", "checksums.json"
@@ -68,10 +71,8 @@ def read_parts(url: str) -> tuple[HeadConfig, HeadWeights, HeadMetadata]:
 
 def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """A head's config.json and all its tensors, with the names in the files; `checked`: against their checksums."""
-    if url.lower().endswith(".gguf") and exists(url):
-        raise HeadError(
-            f"{url} is a GGUF file, and heads in GGUF aren't read: name the folder it was converted from"
-        )
+    if is_gguf(Path(url)) and exists(url):
+        return read_gguf(url)
     if not exists(join(url, CONFIG_NAME)):
         if not exists(url):
             raise HeadError(f"no head {url}: there is no such folder{_similar(url)}")
@@ -171,14 +172,9 @@ def local_url(url: str) -> str:
             return str(hub_folder(url, [PICKLE_NAME]))
         except TargetError as error:
             raise HeadError(
-                f"no head {url!r}: there is no such folder, and {_without_gguf(error)}{_similar(url)}"
+                f"no head {url!r}: there is no such folder, and {error}{_similar(url)}"
             ) from error
     return url
-
-
-def _without_gguf(error: TargetError) -> str:
-    """Text of the hub's error, without the advice to give a GGUF file: heads in GGUF aren't read."""
-    return str(error).replace(" or GGUF file", "")
 
 
 def _similar(url: str) -> str:

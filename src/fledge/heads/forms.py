@@ -7,6 +7,8 @@ eagle         midlayer.        flat, with the embedding where it is known       
 vllm          layers.0.        flat, Eagle3LlamaForCausalLM                     top level, layers whose input is read
 speculators   layers.0.        nested transformer_layer_config, eagle3          top level, layers whose input is read
 
+llama.cpp's is one file (`gguf.py`).
+
 Two conventions name the same features: "output of layer i" and "input of layer i + 1". fledge counts outputs.
 """
 
@@ -50,7 +52,7 @@ def check_form(name: str) -> Form:
     for form in FORMS:
         if name == form:
             return form
-    raise HeadError(f"no checkpoint form {name!r}: use one of {', '.join(FORMS)}")
+    raise HeadError(f"no checkpoint form {name!r}: use one of {', '.join(FORMS)}, gguf")
 
 
 def form_tensors(

@@ -115,7 +115,7 @@ def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[st
         "head_dim": size,
         "max_position_embeddings": number(header, "context_length"),
         "rms_norm_eps": number(header, "attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(header),
+        "rope_parameters": gguf_rope(header),
         "partial_rotary_factor": number(header, "rope.dimension_count", size) / size,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **ids,
@@ -123,7 +123,7 @@ def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[st
     return {**config, **family.gguf.fields(header, config)}, ids
 
 
-def _rope(header: GgufHeader) -> dict[str, Any]:
+def gguf_rope(header: GgufHeader) -> dict[str, Any]:
     """RoPE's base and scaling as config.json has them."""
     theta = number(header, "rope.freq_base", 10000.0)
     named = {key: header.value(f"rope.scaling.{key}") for key in _UNKNOWN_SCALING}
