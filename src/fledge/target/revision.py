@@ -19,7 +19,7 @@ from fledge.sources.files import cached_digest, weight_files
 from fledge.sources.gguf import open_gguf, parts
 from fledge.target import families
 from fledge.target.config import DecoderConfig
-from fledge.target.tensors import open_weights
+from fledge.target.tensors import StoredTensors
 
 # Of a Family, what changes the weights that a decoder computes with and isn't in its config.
 _READING = ("interleaved_rope", "norm_adds_one", "qk_norm_weights", "tensor_names")
@@ -60,19 +60,18 @@ def _add_gguf(digest: hashlib._Hash, file: Path) -> None:
     """Raw rows: another quantisation of the same weights is another target."""
     from fledge.target.gguf_tensors import raw_rows  # gguf takes a moment to import
 
-    for name, tensor in sorted(open_gguf(file).tensors.items()):
+    header = open_gguf(file)
+    for name, tensor in sorted(header.tensors.items()):
         part = raw_rows(name, tensor)
         digest.update(f"{name} {part.format} {tensor.shape}".encode())
         digest.update(part.rows.view(-1).view(torch.uint8).numpy().data)
+        header.release()
 
 
 def _add_safetensors(digest: hashlib._Hash, folder: Path) -> None:
-    handles: dict[str, Any] = {}
-    for file in weight_files(folder):
-        handle = open_weights(file)
-        handles.update(dict.fromkeys(handle.keys(), handle))
-    for name in sorted(handles):
-        tensor = handles[name].get_tensor(name)
+    tensors = StoredTensors(weight_files(folder))
+    for name in sorted(tensors.files):
+        tensor = tensors.read(name)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
 

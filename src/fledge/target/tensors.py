@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,35 @@ from fledge.target.blocks import packed_size
 from fledge.target.matrix import Matrix, Quantization
 from fledge.target.mxfp4 import dequantise
 
+_MAPPED = 1 << 26
 
-def open_weights(file: Path) -> Any:
-    """A safetensors file, whose tensors are read one by one. Raises a TargetError for a truncated or foreign one."""
+
+class StoredTensors:
+    """The tensors of safetensors files, whichever shard they are in, each read when it is used.
+
+    They are views of mapped files, whose pages stay in memory as long as the mapping. So files are mapped again after
+    every `_MAPPED` bytes; the former mapping ends with the last of its tensors.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Raises a TargetError for a truncated or foreign file."""
+        self.files = {name: file for file in files for name in _open(file).keys()}
+        self._handles: dict[Path, Any] = {}
+        self._read = 0
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as its file holds it."""
+        file = self.files[name]
+        if self._read > _MAPPED:
+            self._handles.clear()
+            self._read = 0
+        handle = self._handles.get(file) or self._handles.setdefault(file, _open(file))
+        tensor: Tensor = handle.get_tensor(name)
+        self._read += tensor.nbytes
+        return tensor
+
+
+def _open(file: Path) -> Any:
     try:
         return safe_open(str(file), framework="pt")
     except Exception as error:  # safetensors has a type of its own
@@ -107,16 +133,14 @@ class SafetensorsSource(TensorSource):
             raise TargetError(
                 f"{folder} lacks some or all safetensors weights: download or save the model again"
             )
-        self._tensors: dict[str, tuple[Any, str]] = {}
-        for file in files:
-            handle = open_weights(file)
-            stored: list[str] = list(handle.keys())
-            for name in stored:  # in a multimodal checkpoint the text model has a prefix
-                plain = name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
-                self._tensors[plain] = handle, name
+        self._stored = StoredTensors(files)
+        self._stored_names = {  # in a multimodal checkpoint the text model has a prefix
+            name.removeprefix("language_model.").replace("model.language_model.", "model.", 1): name
+            for name in self._stored.files
+        }
 
     def __contains__(self, name: str) -> bool:
-        return self.own_name(name) in self._tensors
+        return self.own_name(name) in self._stored_names
 
     def release(self) -> None:
         """Tensors leave memory with their last reference."""
@@ -154,10 +178,9 @@ class SafetensorsSource(TensorSource):
 
     def _read_stored(self, name: str, *shape: int) -> Tensor:
         """The tensor as the file holds it, checked for its shape."""
-        if name not in self._tensors:
+        if name not in self._stored_names:
             raise TargetError(f"{self.place} has no tensor {name}: download or save the model again")
-        handle, stored_name = self._tensors[name]
-        tensor: Tensor = handle.get_tensor(stored_name)
+        tensor = self._stored.read(self._stored_names[name])
         if tuple(tensor.shape) != shape:
             raise TargetError(
                 f"{name} in {self.place} has shape {tuple(tensor.shape)}, but config.json says {shape}: "
