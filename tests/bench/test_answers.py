@@ -126,6 +126,12 @@ def test_a_target_without_a_head_is_measured_plainly(target: Target) -> None:
     assert found.plain.ms_per_token == found.levels[0].median_tpot_ms
 
 
+def test_a_result_names_the_form_of_the_targets_weights(result: BenchResult, tiny_target_folder: Path) -> None:
+    target = Target.load(str(tiny_target_folder), backend="torch", quantization="q8_0")
+    found = run_bench(target, {}, QUICK.model_copy(update={"concurrency": (1,)}))
+    assert (result.subject.quantization, found.subject.quantization) == (None, "q8_0")
+
+
 def test_engines_take_turns_and_the_time_limit_is_kept(target: Target, head: Head) -> None:
     order: list[str] = []
 
@@ -206,14 +212,40 @@ def test_the_estimate_grows_with_the_work() -> None:
 
 
 def test_bandwidth_is_measured_and_missing_kernels_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = measure_bandwidth(64 << 20, seconds=0.05)
+    measured = measure_bandwidth(64 << 20, lambda: 1.0, seconds=0.05)
     assert 0.1 < measured.median_gb_s <= measured.best_gb_s < 10_000
     monkeypatch.setattr("fledge.bench.machine.unavailable_reason", lambda: "install g++ or clang")
-    fallback = measure_bandwidth(64 << 20, seconds=0.05)
+    fallback = measure_bandwidth(64 << 20, lambda: 1.0, seconds=0.05)
     assert fallback.method == "torch"
     assert "under-reports" in fallback.note
     assert "install g++ or clang" in fallback.note
     assert available_cores() >= 1
+
+
+def test_a_step_is_compared_with_the_reads_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose memory is ten times slower in every other turn, and a step that reads everything twice."""
+    speeds = iter([1.0, *[slow for slow in (10.0, 1.0) * 2 for _ in range(3)]])
+    now = [1.0]
+
+    def seconds_of(read: object, device: torch.device) -> float:
+        now[0] = next(speeds)
+        return 0.01 * now[0]
+
+    monkeypatch.setattr("fledge.bench.machine.seconds_of", seconds_of)
+    measured = measure_bandwidth(128 << 20, lambda: 0.02 * now[0], seconds=0.0)
+    assert measured.plain_share == pytest.approx(0.5)
+    assert measured.best_gb_s == pytest.approx(10 * measured.median_gb_s)
+
+
+def test_the_limit_of_plain_decode_comes_from_reads_in_turn_with_it(target: Target) -> None:
+    found = run_bench(target, {}, QUICK.model_copy(update={"concurrency": (1,), "bandwidth": True}))
+    assert found.plain is not None
+    assert found.bandwidth is not None
+    assert found.bandwidth.plain_share is not None
+    assert found.plain.limit_ms_per_token == pytest.approx(
+        found.bandwidth.plain_share * found.plain.ms_per_token
+    )
+    assert 0 < found.bandwidth.plain_share < 1  # a tiny model's step is nearly all host
 
 
 def test_figures_of_a_gpu_are_told_of_it_and_those_of_the_cpu_beside_it_are_not(
@@ -225,5 +257,5 @@ def test_figures_of_a_gpu_are_told_of_it_and_those_of_the_cpu_beside_it_are_not(
     assert machine_facts(torch.device("cpu")).accelerator is None
     assert machine_facts(torch.device("cuda:1")).accelerator == "GPU cuda:1"
     # Tensors that hold nothing stand for a GPU's: the kernels, which read the CPU's memory, aren't asked.
-    measured = measure_bandwidth(1 << 20, torch.device("meta"), seconds=0.0)
+    measured = measure_bandwidth(1 << 20, lambda: 1.0, torch.device("meta"), seconds=0.0)
     assert (measured.method, measured.note, measured.buffer_bytes) == ("torch", "", 64 << 20)

@@ -19,7 +19,7 @@ from fledge.bench.report.figures import running_mean, thinned
 from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
 from fledge.bench.report.story import training_view
 from fledge.bench.results import Piece
-from fledge.bench.summary import workload_summary
+from fledge.bench.summary import summarise, workload_summary
 from tests.bench.synthetic import bench_result, report_facts
 
 _VOID = {"meta", "link", "br"}
@@ -85,6 +85,17 @@ def test_report_holds_the_figures(page: str) -> None:
     assert "71% of what the bandwidth allows" in page
     assert "prefers-color-scheme: dark" in page
     assert "95 % interval" in page
+
+
+def test_the_form_of_the_targets_weights_is_named() -> None:
+    result = bench_result(("trained",))
+    subject = result.subject.model_copy(update={"quantization": "Q4_1"})
+    for named, shown in ((result.subject, "bfloat16"), (subject, "Q4_1 weights, otherwise bfloat16")):
+        page = render_report(ReportFacts("t", result.model_copy(update={"subject": named})))
+        lede, facts = page.split('class="lede"')[1].split("</p>")[0], page.split("<dt>target</dt>")[1][:200]
+        assert shown in lede
+        assert shown in facts
+    assert subject == summarise(result.model_copy(update={"subject": subject})).target
 
 
 def test_accepted_draft_tokens_are_coloured_by_depth() -> None:

@@ -192,6 +192,13 @@ def test_other_weights_of_the_targets_shape_are_no_fault_and_named(patient: Pati
     assert patient.target.revision[:12] in note
 
 
+def test_a_quantised_targets_form_is_named(patient: Patient) -> None:
+    for form in (None, "q8_0"):
+        target = Target.load(str(patient.target.folder), backend="torch", quantization=form)  # type: ignore[arg-type]
+        named = [m.value for m in examine(target, patient.head).measured if m.name == "the target's weights"]
+        assert named == ([form] if form else [])
+
+
 def test_features_of_other_layers_are_named_though_no_config_says_so(
     patient: Patient, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from fledge.base.errors import HeadError
 from fledge.deploy.exchange import export_head, first_difference, import_head
+from fledge.draft.config import HeadMetadata
 from fledge.draft.runner import TorchHeadRunner
 from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
@@ -223,6 +224,17 @@ def test_the_card_tells_what_the_head_is(head: Head, tmp_path: Path) -> None:
     assert "96 of 512 tokens" in card
     assert "| tau | 1.5 |" in card
     assert "vllm serve" in card
+
+
+def test_the_card_names_the_form_of_the_weights_the_head_was_trained_on(
+    head: Head, target: Target, tmp_path: Path
+) -> None:
+    for form in (None, "q8_0"):
+        quantised = Target.load(str(target.folder), backend="torch", quantization=form)  # type: ignore[arg-type]
+        Head(head.config, head.weights, HeadMetadata.of(quantised)).save(str(tmp_path / "head"))
+        export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="sglang")
+        card = (tmp_path / "out" / "README.md").read_text()
+        assert f"| target quantization | {form or 'none'} |" in card
 
 
 def test_a_residual_that_an_engine_leaves_out_is_refused_in_its_form(target: Target, tmp_path: Path) -> None:

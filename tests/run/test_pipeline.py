@@ -24,6 +24,7 @@ from fledge.run.recipe import Recipe, load_recipe
 from fledge.run.stages import STAGES, finished_records
 from fledge.train.checkpoint import Checkpoint
 from tests.bench.synthetic import load_result
+from tests.sources.tiny_gguf import write_gguf
 
 
 @pytest.fixture
@@ -209,6 +210,20 @@ def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> 
     with pytest.raises(FingerprintError, match=r"train\.ttt_steps: 3 -> 2"):
         run_pipeline(Run(changed(recipe, train={"ttt_steps": 2}), str(run_copy)))
     assert load_recipe(str(run_copy / "recipe.yaml")) == recipe
+
+
+def test_every_stage_depends_on_the_form_of_the_targets_weights(
+    run_copy: Path, recipe: Recipe, tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    files = [write_gguf(tiny_target_folder, tmp_path / f"{form}.gguf", quantised=form) for form in ("Q8_0", "Q4_1")]
+    targets: list[dict[str, object]] = [{"model": str(file)} for file in files]
+    targets += [{}, {"quantization": "q8_0"}, {"quantization": "q4_0"}]
+    runs = [Run(changed(recipe, target=fields), str(run_copy)) for fields in targets]
+    for stage in STAGES:
+        digests = {stage.fingerprint(run).digest for run in runs}
+        assert stage.always or len(digests) == len(runs), stage.name
+    with pytest.raises(FingerprintError, match=r'target\.quantization: \(absent\) -> "q8_0"'):
+        run_pipeline(runs[3])
 
 
 def test_training_that_could_not_begin_leaves_its_folder_to_other_options(

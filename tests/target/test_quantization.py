@@ -88,4 +88,4 @@ def test_the_kernels_keep_the_memory_that_is_asked_for(
         kept = decoder.weight_bytes_per_token + (
             decoder.embedding.bytes if not decoder.embedding.coded else 0
         )
-        assert 0.9 * kept < target.packed_bytes < 1.1 * kept
+        assert 0.9 * kept < target.memory_bytes < 1.1 * kept

@@ -6,8 +6,10 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 
 import torch
 from pydantic import BaseModel
@@ -26,6 +28,7 @@ _KERNEL_FLAGS = (
 _MIN_BYTES = 64 << 20
 _MIN_GPU_BYTES = 1 << 30  # large relative to a launch's microseconds and to its cache
 _MAX_BYTES = 4 << 30
+_TURNS, _READS = 3, 3  # turns at least, and reads of each
 _CPU = torch.device("cpu")
 
 
@@ -42,7 +45,7 @@ class Machine(BaseModel):
 
 
 class Bandwidth(BaseModel):
-    """Raw multi-threaded read bandwidth. The limit of plain decode uses the best pass."""
+    """Raw multi-threaded read bandwidth, measured in turn with plain decode."""
 
     best_gb_s: float
     median_gb_s: float
@@ -50,6 +53,8 @@ class Bandwidth(BaseModel):
     buffer_bytes: int
     method: str  # kernels (the compiled ones), or torch
     note: str = ""
+    # Time to read as many bytes as a plain step does over that of the step: the median over neighbouring pairs.
+    plain_share: float | None = None
 
 
 def machine_facts(device: torch.device | None = None) -> Machine:
@@ -88,50 +93,55 @@ def available_cores() -> int:
         return os.cpu_count() or 1
 
 
-def measure_bandwidth(buffer_bytes: int, device: torch.device = _CPU, seconds: float = 1.5) -> Bandwidth:
-    """Read a buffer about the size of the weights with the whole device, repeatedly for `seconds`.
+def measure_bandwidth(
+    step_bytes: int, step: Callable[[], float], device: torch.device = _CPU, seconds: float = 3.0
+) -> Bandwidth:
+    """Read a buffer about the size of the weights with the whole device, in turn with plain steps, for `seconds`.
 
-    On a CPU the kernels do it, since reductions in torch or numpy read far slower than the memory allows.
+    A shared machine's memory gets twice as fast or slow within seconds, so a step compares with the reads beside it.
+    On a CPU the kernels read, since reductions in torch or numpy are far slower than the memory allows.
+
+    Args:
+        step_bytes: the bytes of weights that a step reads.
+        step: decodes plainly, and returns the seconds of a step.
     """
     cpu = device.type == "cpu"
     least = _MIN_BYTES if cpu else _MIN_GPU_BYTES
-    size = max(_MIN_BYTES, min(max(buffer_bytes, least), _MAX_BYTES, free_memory(device) // 4))
+    size = max(_MIN_BYTES, min(max(step_bytes, least), _MAX_BYTES, free_memory(device) // 4))
     reason = unavailable_reason() if cpu else ""
     if cpu and not reason:
         buffer = ops.pages_of_zeros(size // 8, dtype=torch.int64).fill_(1)
-        return _bandwidth(buffer, lambda: ops.read(buffer), seconds, default_threads(), "kernels")
-    buffer = torch.ones(size // 8, dtype=torch.int64, device=device)
-    note = f"torch reduction, which under-reports the bandwidth: {reason}" if reason else ""
-    return _bandwidth(buffer, buffer.sum, seconds, torch.get_num_threads(), "torch", note)
-
-
-def best_of(measured: list[Bandwidth]) -> Bandwidth | None:
-    """The measurement with the best pass."""
-    return max(measured, key=lambda one: one.best_gb_s, default=None)
-
-
-def _bandwidth(
-    buffer: torch.Tensor,
-    read: Callable[[], object],
-    seconds: float,
-    threads: int,
-    method: str,
-    note: str = "",
-) -> Bandwidth:
-    seconds_of(read, buffer.device)
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begin < seconds:
-        times.append(seconds_of(read, buffer.device))
-    times.sort()
+        read: Callable[[], object] = partial(ops.read, buffer)
+        threads, method = default_threads(), "kernels"
+    else:
+        buffer = torch.ones(size // 8, dtype=torch.int64, device=device)
+        read, threads, method = buffer.sum, torch.get_num_threads(), "torch"
+    times, shares = _in_turn(read, step, device, seconds)
     return Bandwidth(
-        best_gb_s=buffer.nbytes / times[0] / 1e9,
-        median_gb_s=buffer.nbytes / times[len(times) // 2] / 1e9,
+        best_gb_s=buffer.nbytes / min(times) / 1e9,
+        median_gb_s=buffer.nbytes / median(times) / 1e9,
         threads=threads,
         buffer_bytes=buffer.nbytes,
         method=method,
-        note=note,
+        note=f"torch reduction, which under-reports the bandwidth: {reason}" if reason else "",
+        plain_share=median(shares) * step_bytes / buffer.nbytes,
     )
+
+
+def _in_turn(
+    read: Callable[[], object], step: Callable[[], float], device: torch.device, seconds: float
+) -> tuple[list[float], list[float]]:
+    """Seconds of reads, and of each few of them the fastest over the step beside them; the first turn isn't counted."""
+    seconds_of(read, device)
+    step()
+    times: list[float] = []
+    shares: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(shares) < _TURNS or time.perf_counter() < end:
+        beside = [seconds_of(read, device) for _ in range(_READS)]
+        times += beside
+        shares.append(min(beside) / step())
+    return times, shares
 
 
 def _cpu_model() -> str:

@@ -110,7 +110,7 @@ class PlainDecode(BaseModel):
 
     ms_per_token: float
     weight_bytes: int  # read per token
-    limit_ms_per_token: float | None  # weight_bytes over the best bandwidth
+    limit_ms_per_token: float | None  # if weight_bytes were read as fast as raw reads beside plain steps are
 
 
 class Subject(BaseModel):
@@ -119,6 +119,7 @@ class Subject(BaseModel):
     target: str
     revision: str
     dtype: str
+    quantization: str | None = None  # of the target's matrices, such as Q4_1; None: plain numbers
     device: str
     backend: str
     tree: str

@@ -1,6 +1,6 @@
 """The benchmark from end to end.
 
-bandwidth -> answers (plain and heads in alternation) -> concurrency -> bandwidth
+bandwidth (beside plain steps) -> answers (plain and heads in alternation) -> concurrency
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from fledge.base.errors import DataError, EngineError
 from fledge.bench.answers import Answers, measure_answers
 from fledge.bench.concurrency import Load, longest_answer, sweep
-from fledge.bench.machine import Bandwidth, best_of, machine_facts, measure_bandwidth, versions
+from fledge.bench.machine import Bandwidth, machine_facts, measure_bandwidth, versions
 from fledge.bench.options import BenchOptions
 from fledge.bench.results import (
     PLAIN,
@@ -39,6 +39,7 @@ from fledge.train.start import random_head
 
 # Spare context per request beyond prompt and answer, so that no engine ends an answer early.
 _MARGIN = 8
+_STEPS = 8  # tokens of a plain answer beside reads of memory
 _PER_SLOT = (
     2  # requests of the sweep: it should take minutes; `python -m benchmarks.ratios` uses twice as many
 )
@@ -69,7 +70,7 @@ def run_bench(
     work = _work(workloads, options, len(heads))
     bytes_read = weight_bytes(target)
     device = target.decoder.device
-    bandwidths = [measure_bandwidth(bytes_read, device)] if options.bandwidth else []
+    bandwidth = _bandwidth(target, workloads[0], options, bytes_read) if options.bandwidth else None
 
     variants = _variants(heads, options)
     answers = Answers([], [], [])
@@ -89,13 +90,12 @@ def run_bench(
         prompts = _fitting_prompts(target, workloads[0], tokens)
         shown = _partial(progress, work.answers, work.sweep, sum(work))
         levels = list(chain(*sweep(engines, prompts, options.concurrency, _load(options), shown)))
-    if options.bandwidth:
-        bandwidths.append(measure_bandwidth(bytes_read, device))
     return BenchResult(
         subject=Subject(
             target=target.name,
             revision=target.revision,
             dtype=str(target.decoder.dtype).removeprefix("torch."),
+            quantization=target.quantization,
             device=str(device),
             backend=target.backend,
             tree=str(tree) if tree else "adaptive",
@@ -104,8 +104,8 @@ def run_bench(
         answers=answers.rows,
         levels=levels,
         samples=answers.samples,
-        plain=_plain_decode(answers, levels, bytes_read, best_of(bandwidths)),
-        bandwidth=best_of(bandwidths),
+        plain=_plain_decode(answers, levels, bytes_read, bandwidth),
+        bandwidth=bandwidth,
         machine=machine_facts(device),
         versions=versions(),
         options=options,
@@ -216,6 +216,18 @@ def _engines(
     return {PLAIN: engine(None, None), **{name: engine(*variant) for name, variant in variants.items()}}
 
 
+def _bandwidth(target: Target, workload: Workload, options: BenchOptions, bytes_read: int) -> Bandwidth:
+    """Raw reads in turn with the first tokens of a plain answer."""
+    prompt = _fitting_prompts(target, workload, _STEPS)[0]
+    engine = _engines(target, {}, None, [workload], options, 1, _STEPS)[PLAIN]
+
+    def step() -> float:
+        (answer,) = engine.generate([prompt], max_tokens=_STEPS, ignore_eos=True)
+        return answer.stats.tpot_ms / 1e3
+
+    return measure_bandwidth(bytes_read, step, target.decoder.device)
+
+
 def _fitting_prompts(target: Target, workload: Workload, max_tokens: int) -> list[list[int]]:
     fitting = [
         ids
@@ -248,5 +260,7 @@ def _plain_decode(
     times = answered or alone
     if not times:
         return None
-    limit = bytes_read / (bandwidth.best_gb_s * 1e9) * 1e3 if bandwidth else None
-    return PlainDecode(ms_per_token=median(times), weight_bytes=bytes_read, limit_ms_per_token=limit)
+    took, share = median(times), bandwidth.plain_share if bandwidth else None
+    return PlainDecode(
+        ms_per_token=took, weight_bytes=bytes_read, limit_ms_per_token=share and share * took
+    )

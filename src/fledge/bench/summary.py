@@ -19,8 +19,9 @@ Format 1. Times are milliseconds unless the name says otherwise; a figure that w
     without_lookup.workloads.{name}              the run's head again, if it was also measured without prompt lookup
     categories.{name}, released.categories.{name}  the same by category of the own mixed set
     plain.ms_per_token                           plain decode at batch 1, median over the own set's prompts
-    plain.limit_ms_per_token                     bytes of weights read per token / best raw read bandwidth in this run
-    plain.share_of_limit                         limit_ms_per_token / ms_per_token
+    plain.share_of_limit                         time of a raw read of the bytes of weights that a token takes / time of
+                                                 a plain step: the median over neighbouring pairs, taken in turn
+    plain.limit_ms_per_token                     share_of_limit * ms_per_token
     concurrency[]                                as in bench/concurrency.jsonl
     stages.{name}.seconds                        duration of each stage of the run
     target, head, machine, bandwidth, versions   the setup of the measurement

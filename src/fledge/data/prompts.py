@@ -222,7 +222,8 @@ def drops_uncovered(privacy: PrivacyOptions) -> bool:
 
 def target_parts(target: Target) -> dict[str, Any]:
     """The fields of a fingerprint that identify a target."""
-    return {"revision": target.revision, "template": target.chat.hash, "dtype": str(target.dtype)}
+    parts = {"revision": target.revision, "template": target.chat.hash, "dtype": str(target.dtype)}
+    return parts | ({"quantization": target.quantization} if target.quantization else {})
 
 
 def backend_name(target: Target) -> str:

@@ -84,7 +84,7 @@ def diagnose(
     raw, tensors = read_files(url)
     named = canonically_named(tensors, url)
     findings = list(file_findings(raw, named, target, url))
-    measured: list[Measured] = []
+    measured = [Measured("the target's weights", target.quantization)] if target.quantization else []
     if engine is not None and served is None:
         findings += engine_findings(engine, raw, tensors, target)
     try:
@@ -120,7 +120,7 @@ def _not_runnable(target: Target) -> str:
     """Why the target's answers can't be generated here; empty if they can."""
     if target.config.undecodable:
         return f"fledge's decoder can't run {target.name}"
-    size = target.config.weight_count * target.dtype.itemsize
+    size = target.memory_bytes
     cuda = target.device.type == "cuda"
     free = torch.cuda.mem_get_info(target.device)[0] if cuda else system_memory("MemAvailable")
     if size <= free or "decoder" in target.__dict__:

@@ -70,6 +70,7 @@ class HeadMetadata:
 
     target_name: str = ""
     target_revision: str = ""
+    target_quantization: str = ""  # of its matrices, such as Q4_1; "none" for plain numbers
     vocabulary_hash: str = ""  # of the target's tokens and chat template (`target/identity.py`)
     template_hash: str = ""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # of its training conversations
@@ -85,6 +86,7 @@ class HeadMetadata:
         return cls(
             target_name=target.name,
             target_revision=target.revision,
+            target_quantization=target.quantization or "none",
             vocabulary_hash=target.vocabulary_hash,
             template_hash=target.template_hash,
             chat_template_kwargs=target.chat.options,

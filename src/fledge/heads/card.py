@@ -35,6 +35,7 @@ def model_card(head: HeadParts, form: Form | Literal["gguf"], name: str) -> str:
     facts = [
         ("target", target),
         ("target revision", m.target_revision or "not recorded"),
+        ("target quantization", m.target_quantization or "not recorded"),
         ("chat template (hash)", m.template_hash or "not recorded"),
         ("kind", kind),
         ("form", form),

@@ -204,6 +204,7 @@ def head_metadata(raw: Mapping[str, Any], flat: Mapping[str, Any]) -> HeadMetada
     return HeadMetadata(
         target_name=str(recorded.get("target_name", verifier.get("name_or_path") or "")),
         target_revision=str(recorded.get("target_revision", "")),
+        target_quantization=str(recorded.get("target_quantization", "")),
         vocabulary_hash=str(recorded.get("vocabulary_hash", "")),
         template_hash=str(recorded.get("template_hash", "")),
         chat_template_kwargs=recorded.get("chat_template_kwargs") or {},

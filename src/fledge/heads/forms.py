@@ -183,6 +183,8 @@ def _provenance(m: HeadMetadata) -> dict[str, Any]:
         "vocabulary_hash": m.vocabulary_hash,
         "template_hash": m.template_hash,
     }
+    if m.target_quantization:
+        provenance["target_quantization"] = m.target_quantization
     if m.chat_template_kwargs:
         provenance["chat_template_kwargs"] = dict(m.chat_template_kwargs)
     if m.target_architecture:

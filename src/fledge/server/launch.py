@@ -26,7 +26,6 @@ from fledge.server.app import create_app
 from fledge.server.generation import Server
 from fledge.server.options import ServerOptions
 from fledge.sources.find import given_name
-from fledge.target.cpu import native_available
 from fledge.target.options import TargetOptions
 
 if TYPE_CHECKING:
@@ -104,11 +103,7 @@ def load_engine(
         )
     loaded, drafts = load_pair(target, head, plain=plain)
     if loaded.device.type == "cpu":
-        if not native_available(loaded.config, loaded.dtype, loaded.device):
-            needed = loaded.packed_bytes
-        else:
-            needed = loaded.dtype.itemsize * loaded.config.weight_count
-        check_memory(needed, free_memory(loaded.device))
+        check_memory(loaded.memory_bytes, free_memory(loaded.device))
     if learn is None:
         return Engine(loaded, drafts, limits)
     from fledge.learn import Learning  # with what trains

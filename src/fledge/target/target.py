@@ -134,9 +134,13 @@ class Target:
         return open_source(self.place, self.config, self.dtype, self.device, self.asked_quantization)
 
     @property
-    def packed_bytes(self) -> float:
-        """Memory that the CPU kernels take for its matrices, known before they are read."""
+    def memory_bytes(self) -> float:
+        """Memory that its weights take, known before they are read: as the CPU kernels pack them, else in `dtype`."""
+        from fledge.target.cpu import native_available  # may compile its kernels
+
         c = self.config
+        if self._backend == "torch" or native_available(c, self.dtype, self.device):
+            return self.dtype.itemsize * c.weight_count
         return self.source.packed_bytes(c.weight_count, c.vocab_size * c.hidden_size)
 
     @cached_property

@@ -17,6 +17,7 @@ class Page:
     def __init__(self, facts: ReportFacts) -> None:
         bench, self.facts = facts.bench, facts
         self.target = facts.target.rstrip("/").rsplit("/", 1)[-1]
+        self.numbers = speed.numbers(bench.subject) if bench else ""
         self.heads = list(bench.heads) if bench else []
         self.naming = naming = speed.name_engines(self.heads)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fledge.base.console import plural
 from fledge.bench.load import LoadResult
 from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, times
-from fledge.bench.results import PLAIN, RANDOM, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow
+from fledge.bench.results import PLAIN, RANDOM, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow, Subject
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
 
@@ -48,6 +48,15 @@ def name_engines(heads: Sequence[str]) -> Naming:
     return Naming(
         labels={name: labels.get(name, name) for name in (PLAIN, *heads, RANDOM)},
         styles={PLAIN: "s-plain", **styles, RANDOM: "s-random"},
+    )
+
+
+def numbers(subject: Subject) -> str:
+    """The forms of the target's numbers."""
+    return (
+        f"{subject.quantization} weights, otherwise {subject.dtype}"
+        if subject.quantization
+        else subject.dtype
     )
 
 
