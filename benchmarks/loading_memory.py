@@ -44,8 +44,8 @@ def load(model: str, quantization: Quantization | None = None) -> Loaded:
     before, begun = peak_memory(), time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
         target = Target.load(model, quantization=quantization, cache_dir=cache)
-        Engine(target, max_batch=1, max_context=512, kv_tokens=512)
-    return Loaded(int(target.packed_bytes), before, peak_memory(), time.perf_counter() - begun)
+        Engine(target, max_batch=1, max_context=512, kv_tokens=1024)
+    return Loaded(int(target.memory_bytes), before, peak_memory(), time.perf_counter() - begun)
 
 
 def peak_memory() -> int:

@@ -36,9 +36,7 @@ def write_llama(file: Path, shape: TinyShape) -> Path:
     """Write the model as BF16 GGUF, with the default target's tokenizer; one tensor at a time is in memory."""
     tokenizer = resolve_target(DEFAULT_TARGET).file
     assert tokenizer is not None
-    fields = [
-        field for name, field in GGUFReader(tokenizer).fields.items() if name.startswith("tokenizer.")
-    ]
+    fields = [field for name, field in GGUFReader(tokenizer).fields.items() if name.startswith("tokenizer.")]
     vocabulary = next(len(field.data) for field in fields if field.name == "tokenizer.ggml.tokens")
     writer = GGUFWriter(file, "llama")
     writer.add_name(file.stem)
@@ -111,7 +109,9 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     file = write_llama(asked.folder / f"made-{shape.layers}-BF16.gguf", shape)
     print(file, flush=True)
-    print(write_expanded(resolve_target(str(file)), asked.folder / f"made-{shape.layers}"), flush=True)
+    folder = asked.folder / f"made-{shape.layers}"
+    write_expanded(resolve_target(str(file)), folder)
+    print(folder, flush=True)
     for form in asked.formats if asked.quantize else ():
         quantised = asked.folder / f"made-{shape.layers}-{form}.gguf"
         subprocess.run([asked.quantize, str(file), str(quantised), form], check=True)

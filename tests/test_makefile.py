@@ -63,7 +63,12 @@ def test_an_environment_to_compare_with_that_cannot_be_made_is_named_and_the_oth
     bare = [line for line in (clone / "calls").read_text().splitlines() if "--quiet --no-deps" in line]
     assert [line.split()[-2:] for line in bare] == [["--no-deps", "sglang==0.5.23"]]
     monkeypatch.setattr(interop, "ENVIRONMENTS", clone / interop.ENVIRONMENTS.relative_to(ROOT))
-    for name in ("FLEDGE_SPECULATORS_PYTHON", "FLEDGE_VLLM_PYTHON", "FLEDGE_SGLANG_PYTHON", "FLEDGE_LLAMA_CPP"):
+    for name in (
+        "FLEDGE_SPECULATORS_PYTHON",
+        "FLEDGE_VLLM_PYTHON",
+        "FLEDGE_SGLANG_PYTHON",
+        "FLEDGE_LLAMA_CPP",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name in ("speculators", "sglang"):
         assert interop.interpreter(name) == str(clone / f".venv/interop/{name}/bin/python")

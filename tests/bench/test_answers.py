@@ -126,7 +126,9 @@ def test_a_target_without_a_head_is_measured_plainly(target: Target) -> None:
     assert found.plain.ms_per_token == found.levels[0].median_tpot_ms
 
 
-def test_a_result_names_the_form_of_the_targets_weights(result: BenchResult, tiny_target_folder: Path) -> None:
+def test_a_result_names_the_form_of_the_targets_weights(
+    result: BenchResult, tiny_target_folder: Path
+) -> None:
     target = Target.load(str(tiny_target_folder), backend="torch", quantization="q8_0")
     found = run_bench(target, {}, QUICK.model_copy(update={"concurrency": (1,)}))
     assert (result.subject.quantization, found.subject.quantization) == (None, "q8_0")

@@ -215,7 +215,9 @@ def test_a_changed_option_is_refused_by_name(run_copy: Path, recipe: Recipe) -> 
 def test_every_stage_depends_on_the_form_of_the_targets_weights(
     run_copy: Path, recipe: Recipe, tiny_target_folder: Path, tmp_path: Path
 ) -> None:
-    files = [write_gguf(tiny_target_folder, tmp_path / f"{form}.gguf", quantised=form) for form in ("Q8_0", "Q4_1")]
+    files = [
+        write_gguf(tiny_target_folder, tmp_path / f"{form}.gguf", quantised=form) for form in ("Q8_0", "Q4_1")
+    ]
     targets: list[dict[str, object]] = [{"model": str(file)} for file in files]
     targets += [{}, {"quantization": "q8_0"}, {"quantization": "q4_0"}]
     runs = [Run(changed(recipe, target=fields), str(run_copy)) for fields in targets]

@@ -261,6 +261,4 @@ def _plain_decode(
     if not times:
         return None
     took, share = median(times), bandwidth.plain_share if bandwidth else None
-    return PlainDecode(
-        ms_per_token=took, weight_bytes=bytes_read, limit_ms_per_token=share and share * took
-    )
+    return PlainDecode(ms_per_token=took, weight_bytes=bytes_read, limit_ms_per_token=share and share * took)

@@ -116,7 +116,11 @@ def extras() -> Check:
 def memory() -> Check:
     """Memory available for weights."""
     gib = system_memory("MemAvailable") / 2**30
-    return Check("memory", "ok", f"{gib:.1f} GiB available: a billion weights take 2 GiB in bf16, 1.1 in 8 bits, 0.6 in 4")
+    return Check(
+        "memory",
+        "ok",
+        f"{gib:.1f} GiB available: a billion weights take 2 GiB in bf16, 1.1 in 8 bits, 0.6 in 4",
+    )
 
 
 def cache() -> Check:

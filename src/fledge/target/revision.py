@@ -73,7 +73,7 @@ def _add_safetensors(digest: hashlib._Hash, folder: Path) -> None:
     for name in sorted(tensors.files):
         tensor = tensors.read(name)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _shape(config: DecoderConfig) -> dict[str, Any]:

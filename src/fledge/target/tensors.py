@@ -17,7 +17,7 @@ from fledge.target.blocks import packed_size
 from fledge.target.matrix import Matrix, Quantization
 from fledge.target.mxfp4 import dequantise
 
-_MAPPED = 1 << 26
+_MAPPED = 1 << 25
 
 
 class StoredTensors:
@@ -29,7 +29,7 @@ class StoredTensors:
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Raises a TargetError for a truncated or foreign file."""
-        self.files = {name: file for file in files for name in _open(file).keys()}
+        self.files = {name: file for file in files for name in _open(file).keys()}  # noqa: SIM118
         self._handles: dict[Path, Any] = {}
         self._read = 0
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from fledge.base.console import plural
 from fledge.bench.load import LoadResult
 from fledge.bench.report.formats import Bar, BarGroup, Table, interval, number, percent, times
-from fledge.bench.results import PLAIN, RANDOM, RELEASED, TRAINED, WITHOUT_LOOKUP, BenchResult, LevelRow, Subject
+from fledge.bench.results import (
+    PLAIN,
+    RANDOM,
+    RELEASED,
+    TRAINED,
+    WITHOUT_LOOKUP,
+    BenchResult,
+    LevelRow,
+    Subject,
+)
 from fledge.bench.summary import WorkloadSummary, workload_summary
 from fledge.bench.workloads import OWN_WORKLOAD
 
