@@ -110,13 +110,14 @@ class NativeDecoder:
         positions = config.max_position_embeddings + abi.MOST_NODES  # with the window of the last round
         self._angles = rope_table(config, positions)
         self._window_angles = window_rope_table(config, positions) or self._angles
-        self._layers = [self._pack(index, layer) for index, layer in enumerate(weights.layers)]
         self._norm = weights.norm.detach().float().contiguous()
         self._lm_head = packed(weights.lm_head)
         # Both ends of a model often have one matrix: the kernels take a token's row out of its panels.
         tied = weights.embedding is weights.lm_head
         self.embedding = self._lm_head if tied else packed(weights.embedding)
         self._screen = None if self._lm_head.coded else screen_of(self._lm_head)
+        # After the ends, whose mapped files leave memory with the first layer.
+        self._layers = [self._pack(index, layer) for index, layer in enumerate(weights.layers)]
         self._pointers = (abi.Layer * len(self._layers))(*(layer.pointers for layer in self._layers))
         self._struct = abi.Decoder(
             _shape(config),

@@ -11,7 +11,7 @@ from fledge.native import ops
 from fledge.native.abi import MOST_PARTS, PANEL
 from fledge.target.matrix import Matrix
 
-_CHUNK = 1 << 22  # weights packed at once
+_CHUNK = 1 << 20  # weights packed at once
 
 
 def packed(matrix: Matrix | Tensor) -> ops.Weight:

@@ -70,10 +70,11 @@ def _add_gguf(digest: hashlib._Hash, file: Path) -> None:
 
 def _add_safetensors(digest: hashlib._Hash, folder: Path) -> None:
     tensors = StoredTensors(weight_files(folder))
-    for name in sorted(tensors.files):
+    for name in sorted(tensors.names):
         tensor = tensors.read(name)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        tensors.release()
 
 
 def _shape(config: DecoderConfig) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,32 +19,41 @@ from fledge.target.blocks import packed_size
 from fledge.target.matrix import Matrix, Quantization
 from fledge.target.mxfp4 import dequantise
 
-_MAPPED = 1 << 25
-
 
 class StoredTensors:
-    """The tensors of safetensors files, whichever shard they are in, each read when it is used.
-
-    They are views of mapped files, whose pages stay in memory as long as the mapping. So files are mapped again after
-    every `_MAPPED` bytes; the former mapping ends with the last of its tensors.
-    """
+    """The tensors of safetensors files, whichever shard they are in: views of mapped files, read as they are used."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Raises a TargetError for a truncated or foreign file."""
-        self.files = {name: file for file in files for name in _open(file).keys()}  # noqa: SIM118
-        self._handles: dict[Path, Any] = {}
-        self._read = 0
+        self._handles: dict[str, Any] = {}
+        for file in files:
+            handle = _open(file)
+            self._handles.update(dict.fromkeys(handle.keys(), handle))
+        self._read: list[tuple[int, int]] = []  # address and bytes of what has been read since `release`
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._handles)
 
     def read(self, name: str) -> Tensor:
         """The tensor as its file holds it."""
-        file = self.files[name]
-        if self._read > _MAPPED:
-            self._handles.clear()
-            self._read = 0
-        handle = self._handles.get(file) or self._handles.setdefault(file, _open(file))
-        tensor: Tensor = handle.get_tensor(name)
-        self._read += tensor.nbytes
+        tensor: Tensor = self._handles[name].get_tensor(name)
+        self._read.append((tensor.data_ptr(), tensor.nbytes))
         return tensor
+
+    def release(self) -> None:
+        """Let the system take back the pages that have been read; it reads them again if they are used."""
+        libc: Any = ctypes.CDLL(None)
+        for address, size in self._read:
+            first = (
+                -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+            )  # whole pages: the others are their neighbours', too
+            pages = (address + size - first) // mmap.PAGESIZE
+            if pages > 0:
+                libc.madvise(
+                    ctypes.c_void_p(first), ctypes.c_size_t(pages * mmap.PAGESIZE), mmap.MADV_DONTNEED
+                )
+        self._read.clear()
 
 
 def _open(file: Path) -> Any:
@@ -94,11 +105,13 @@ class TensorSource(ABC):
         if self._quantization == "none":
             return Matrix.of(matrix.dequantise(self.dtype))
         try:
-            return matrix.quantised(self._quantization)
+            quantised = matrix.quantised(self._quantization)
         except ValueError as error:
             raise TargetError(
                 f"{self.own_name(name)} in {self.place} {error}: leave quantization out"
             ) from error
+        self.release()
+        return quantised
 
     def packed_bytes(self, weights: int, lm_head: int) -> float:
         """Memory of so many weights, the lm_head's among them, as the CPU kernels keep them."""
@@ -136,14 +149,14 @@ class SafetensorsSource(TensorSource):
         self._stored = StoredTensors(files)
         self._stored_names = {  # in a multimodal checkpoint the text model has a prefix
             name.removeprefix("language_model.").replace("model.language_model.", "model.", 1): name
-            for name in self._stored.files
+            for name in self._stored.names
         }
 
     def __contains__(self, name: str) -> bool:
         return self.own_name(name) in self._stored_names
 
     def release(self) -> None:
-        """Tensors leave memory with their last reference."""
+        self._stored.release()
 
     def read(self, name: str, *shape: int) -> Tensor:
         return self._read_float(name, *shape).to(device=self.device, dtype=self.dtype)
