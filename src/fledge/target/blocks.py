@@ -19,7 +19,7 @@ from torch import Tensor
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # The values of IQ4_NL's and IQ4_XS' 16 codes, and of MXFP4's (OCP Microscaling Formats 1.0) times 2.
 _NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Unpacked(NamedTuple):
@@ -142,7 +142,7 @@ def _iq4_xs(blocks: Tensor) -> Unpacked:
 
 def _mxfp4(blocks: Tensor) -> Unpacked:
     scale = torch.exp2(blocks[:, :1].float() - 128)  # its exponent's bias is 127; values are times 2
-    return Unpacked(_look_up(_MXFP4, 12, _nibbles(blocks[:, 1:])), scale)
+    return Unpacked(_look_up(MXFP4, 12, _nibbles(blocks[:, 1:])), scale)
 
 
 BLOCKS = {  # weights, bytes, bits, group, zero

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_VALUES = (*_HALF, *(-value for value in _HALF))  # of four bits: sign, two of exponent, one of mantissa
-_EXPONENT_BIAS = 127
+from fledge.target.blocks import MXFP4
+
+_EXPONENT_BIAS = 127 + 1  # MXFP4 has values times 2
 
 
 def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def dequantise(blocks: Tensor, scales: Tensor) -> Tensor:
     def table(values: list[list[float]]) -> Tensor:
         return torch.tensor(values).to(device=blocks.device, dtype=torch.bfloat16)
 
-    pairs = table([[_VALUES[byte % 16], _VALUES[byte // 16]] for byte in range(256)])
+    pairs = table([[MXFP4[byte % 16], MXFP4[byte // 16]] for byte in range(256)])
     powers = table([[2.0 ** (byte - _EXPONENT_BIAS)] for byte in range(256)])
     values = F.embedding(blocks.int(), pairs).flatten(-2)  # several times as fast as pairs[blocks]
     return (values * F.embedding(scales.int(), powers)).flatten(-2)
