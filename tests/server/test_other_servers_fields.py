@@ -13,6 +13,7 @@ from tests.server.taught import TEMPLATES
 CHAT = "/v1/chat/completions"
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
 ASK: dict[str, Any] = {"messages": [HI], "temperature": 0, "max_tokens": 5}
+FORM = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 THINKS = TEMPLATES["hermes"].replace(
     "{% if think %}<think>", "{% if enable_thinking is defined and not enable_thinking %}NO{% endif %}{% if x %}<think>"
 )  # fmt: skip
@@ -41,6 +42,14 @@ def content(server: Running, **more: Any) -> str:
         ({"n_predict": 2, "max_tokens": None}, {"max_tokens": 2}),
         ({"options": {"temperature": 5.0, "seed": 3}, "temperature": 0}, {"temperature": 0}),
         ({"options": {"stop": ["e"]}, "max_tokens": 40}, {"stop": ["e"], "max_tokens": 40}),
+        ({"logit_bias": [[5, 90.5], [7, False]]}, {"logit_bias": {"5": 90.5, "7": -100}}),
+        ({"grammar": 'root ::= "yes" | "no" [0-9]'}, {"structured_outputs": {"regex": "yes|no[0-9]"}}),
+        ({"grammar": ""}, {}),
+        ({"json_schema": FORM}, {"structured_outputs": {"json": FORM}}),
+        (
+            {"response_format": {"type": "json_object", "schema": FORM}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": FORM}}},
+        ),
     ],
     ids=str,
 )  # fmt: skip
@@ -100,8 +109,11 @@ def test_thoughts_in_a_history_reach_the_template_as_reasoning(
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
-        (CHAT, {**ASK, "grammar": "root ::= x"}, "structured_outputs.grammar"),
-        (CHAT, {**ASK, "json_schema": {}}, "response_format"),
+        (CHAT, {**ASK, "grammar": "root ::= ("}, "grammar can't be read as GBNF"),
+        (CHAT, {**ASK, "grammar": 'root ::= "a"', "guided_regex": "a"}, "give one of guided_json"),
+        (CHAT, {**ASK, "json_schema": {"type": "nothing"}}, "json_schema"),
+        (CHAT, {**ASK, "response_format": {"type": "text", "schema": {}}}, "json_schema goes with type"),
+        (CHAT, {**ASK, "logit_bias": [["He", 1]]}, "keys are token ids"),
         (CHAT, {**ASK, "mirostat": 2}, "mirostat isn't supported"),
         (CHAT, {**ASK, "options": {"mirostat": 2}}, "mirostat isn't supported"),
         (CHAT, {**ASK, "max_new_tokens": 3}, "max_tokens"),

@@ -26,6 +26,15 @@ class ResponseFormat(StrictBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
+    @classmethod
+    def _renamed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """llama.cpp's clients write the schema beside the type, whichever of the two that is."""
+        if data.get("json_schema") is not None or not isinstance(data.get("schema"), dict):
+            return data
+        rest = {name: value for name, value in data.items() if name != "schema"}
+        kind = "json_schema" if data.get("type") == "json_object" else data.get("type")
+        return rest | {"type": kind, "json_schema": {"schema": data["schema"]}}
+
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
@@ -47,6 +56,18 @@ class StructuredOutputs(StrictBody):
         if len(self.model_dump(exclude_none=True)) != 1:
             raise ValueError("give one of json, json_object, regex, choice and grammar")
         return self
+
+
+def lark(gbnf: str) -> str:
+    """A grammar in GBNF, llama.cpp's syntax, in Lark's. Raises a ValueError if it can't be translated."""
+    try:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+    except ImportError as error:
+        raise ValueError('grammar needs llguidance: pip install "fledge[structured]"') from error
+    try:
+        return str(gbnf_to_lark(gbnf))
+    except Exception as error:  # the translator has no type of its own
+        raise ValueError(f"grammar can't be read as GBNF ({error}); correct it") from error
 
 
 def usable(schema: dict[str, Any]) -> dict[str, Any]:

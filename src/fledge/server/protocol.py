@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from fledge.server import renamed
-from fledge.server.answer_forms import ResponseFormat, StructuredOutputs, usable
+from fledge.server.answer_forms import ResponseFormat, StructuredOutputs, lark, usable
 from fledge.server.conversation import AllowedTools, ChatMessage, NamedTool, Tool, Tools
 from fledge.server.stream import StreamOptions
 from fledge.server.strict import Several, StrictBody
@@ -32,7 +32,11 @@ from fledge.server.values import (
 
 _COLDEST = 0.001  # below it, dividing by the temperature would overflow, and the answer is the greedy one
 _LEAST_TOP_P = 1e-6
-_GUIDED = ("json", "regex", "choice", "grammar")
+_GUIDED = {  # other servers' names of structured_outputs' fields: vLLM's older ones, then llama.cpp's
+    **{f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")},
+    "json_schema": "json",
+    "grammar": "grammar",
+}
 
 
 class Generation(StrictBody):
@@ -90,6 +94,12 @@ class Generation(StrictBody):
     guided_regex: str | None = Field(None, description="structured_outputs.regex")
     guided_choice: list[str] | None = Field(None, description="structured_outputs.choice")
     guided_grammar: str | None = Field(None, description="structured_outputs.grammar")
+    json_schema: dict[str, Any] | None = Field(
+        None, description="structured_outputs.json, of llama.cpp's clients"
+    )
+    grammar: str | None = Field(
+        None, max_length=65536, description="the answer's form in GBNF, llama.cpp's syntax"
+    )
 
     @field_validator("temperature")
     @classmethod
@@ -134,17 +144,18 @@ class Generation(StrictBody):
 
     @model_validator(mode="after")
     def _guided(self) -> Generation:
-        """vLLM's older names of structured_outputs."""
-        guided = {kind: value for kind in _GUIDED if (value := getattr(self, f"guided_{kind}")) is not None}
+        """Other servers' names of structured_outputs."""
+        guided = {name: value for name in _GUIDED if (value := getattr(self, name)) not in (None, "")}
         if guided:
             if self.structured_outputs is not None:
                 raise ValueError("give either structured_outputs or one of guided_json and its siblings")
             if len(guided) > 1:
-                raise ValueError("give one of guided_json, guided_regex, guided_choice and guided_grammar")
-            self.structured_outputs = StructuredOutputs.model_validate(guided)
-            self._form_field = f"guided_{next(iter(guided))}"
-            for kind in guided:  # now said in one way; a large body is validated twice (`BodyRoute`)
-                setattr(self, f"guided_{kind}", None)
+                raise ValueError(f"give one of {', '.join(_GUIDED)}")
+            ((name, value),) = guided.items()
+            value = lark(value) if name == "grammar" else value
+            self.structured_outputs = StructuredOutputs.model_validate({_GUIDED[name]: value})
+            self._form_field = name
+            setattr(self, name, None)  # now said in one way; a large body is validated twice (`BodyRoute`)
         return self
 
     @model_validator(mode="after")

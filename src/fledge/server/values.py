@@ -32,6 +32,9 @@ def _name(value: Any) -> Any:
 
 
 def _few(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
+        # llama.cpp's clients write pairs; false: never
+        value = {str(token): -100.0 if bias is False else bias for token, bias in value}
     if isinstance(value, dict) and len(value) > _MOST_BIASES:
         raise ValueError(f"more than {_MOST_BIASES} entries; send fewer")
     return value
