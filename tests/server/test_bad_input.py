@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from fledge.engine import Engine
 from fledge.server.options import ServerOptions
-from fledge.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from fledge.server.protocol import ChatRequest, CompletionRequest
+from fledge.server.tokenizing import DetokenizeRequest
 from tests.server.conftest import HTTP, MODEL, Running, running, wait_for
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")

@@ -27,15 +27,11 @@ from fledge.server.learning import LearningRecorder, add_learning
 from fledge.server.messages import CountRequest, MessagesRenderer, MessagesRequest
 from fledge.server.operations import add_operations
 from fledge.server.options import ServerOptions
-from fledge.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.render import Json
 from fledge.server.responses import ResponseRenderer, ResponsesRequest
 from fledge.server.strict import StrictBody, read
+from fledge.server.tokenizing import DetokenizeRequest, TokenizeRequest
 
 
 class ErrorDetail(BaseModel):
