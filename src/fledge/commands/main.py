@@ -17,6 +17,7 @@ from fledge import __version__
 from fledge.base.errors import FledgeError
 from fledge.base.retry import OneRetryLine
 from fledge.commands.bench import TargetOption, bench_app
+from fledge.commands.cache import cache
 from fledge.commands.cloud import deploy_app
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.exchange import export, import_
@@ -304,6 +305,7 @@ app.command("import", rich_help_panel=USE)(import_)
 app.command(rich_help_panel=USE)(doctor)
 app.add_typer(deploy_app, name="deploy", rich_help_panel=USE)
 app.add_typer(learn_app, name="learn", rich_help_panel=USE)
+app.command(rich_help_panel=USE)(cache)
 
 
 @app.command(rich_help_panel=JUDGE)
