@@ -27,3 +27,12 @@ def llama_cpp(program: str) -> Path:
     if not (ENVIRONMENTS / "llama.cpp" / ".installed").exists():
         pytest.skip("no llama.cpp: make interop, or set FLEDGE_LLAMA_CPP to the folder of its programs")
     return ENVIRONMENTS / "llama.cpp" / "bin" / program
+
+
+def llama_cpp_sources() -> Path:
+    """llama.cpp's sources, beside the programs that were built of them; else skips."""
+    programs = llama_cpp("llama-server").parent
+    for folder in (programs.parent / "sources" / "llama.cpp", programs.parent.parent):
+        if (folder / "convert_hf_to_gguf.py").exists():
+            return folder
+    pytest.skip("llama.cpp's sources aren't beside its programs: make interop")
