@@ -19,6 +19,9 @@ from fledge.target.blocks import packed_size
 from fledge.target.matrix import Matrix, Quantization
 from fledge.target.mxfp4 import dequantise
 
+# Linux's MADV_PAGEOUT, which loses nothing: a tensor that isn't a view of its file would be zeros after MADV_DONTNEED.
+_PAGE_OUT = 21
+
 
 class StoredTensors:
     """The tensors of safetensors files, whichever shard they are in: views of mapped files, read as they are used."""
