@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 
 from benchmarks.expanded import write_expanded
+from fledge.heads.gguf import copy_tokenizer
 from fledge.sources.find import DEFAULT_TARGET
 from fledge.target import resolve_target
 from tests.tiny import TinyShape
@@ -34,10 +35,9 @@ _THETA, _EPS = 500000.0, 1e-5
 
 def write_llama(file: Path, shape: TinyShape) -> Path:
     """Write the model as BF16 GGUF, with the default target's tokenizer; one tensor at a time is in memory."""
-    tokenizer = resolve_target(DEFAULT_TARGET).file
-    assert tokenizer is not None
-    fields = [field for name, field in GGUFReader(tokenizer).fields.items() if name.startswith("tokenizer.")]
-    vocabulary = next(len(field.data) for field in fields if field.name == "tokenizer.ggml.tokens")
+    default = resolve_target(DEFAULT_TARGET)
+    assert default.file is not None
+    vocabulary = default.config.vocab_size
     writer = GGUFWriter(file, "llama")
     writer.add_name(file.stem)
     writer.add_context_length(shape.positions)
@@ -52,9 +52,7 @@ def write_llama(file: Path, shape: TinyShape) -> Path:
     writer.add_layer_norm_rms_eps(_EPS)
     writer.add_rope_freq_base(_THETA)
     writer.add_vocab_size(vocabulary)
-    for field in fields:
-        kind, *inner = field.types
-        writer.add_key_value(field.name, field.contents(), kind, inner[-1] if inner else None)
+    copy_tokenizer(default.file, writer)
     shapes = dict(_shapes(shape, vocabulary))
     for name, sizes in shapes.items():
         kind, size = (BF16, 2) if len(sizes) > 1 else (F32, 4)

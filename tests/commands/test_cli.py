@@ -38,7 +38,7 @@ GROUPS = {
     "deploy": {"vertex"},
     "learn": {"list", "pin"},
 }
-COMMANDS |= {"export", "import", "doctor", "template"}
+COMMANDS |= {"export", "import", "doctor", "template", "cache"}
 
 
 def test_help_lists_the_commands_that_exist(fledge: Fledge) -> None:

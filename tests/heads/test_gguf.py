@@ -14,6 +14,7 @@ from fledge.base.errors import HeadError
 from fledge.deploy.exchange import export_head, first_difference, import_head
 from fledge.engine import Engine
 from fledge.heads import Head
+from fledge.heads import gguf as heads_gguf
 from fledge.heads.forms import canonical_tensors
 from fledge.heads.gguf import TYPES, GgufType, rounded, write_gguf
 from fledge.target import Target
@@ -145,6 +146,9 @@ def rewritten(file: Path, *, keys: dict[str, Any], without: str = "") -> Path:
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             kind, *of = field.types
             writer.add_key_value(field.name, keys.get(name, field.contents()), kind, of[0] if of else None)
+    for name in keys:
+        if f"eagle3.{name}" not in reader.fields:
+            writer.add_uint32(f"eagle3.{name}", keys[name])
     for tensor in reader.tensors:
         if tensor.name != without:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
@@ -162,6 +166,8 @@ def rewritten(file: Path, *, keys: dict[str, Any], without: str = "") -> Path:
         ({"target_layers": [1, 2]}, "", "reads 2 hidden states"),
         ({"block_count": 2}, "", "another structure"),
         ({"embedding_length": 0}, "", "embedding_length=0"),
+        ({"rope.dimension_count": 16}, "", "partial_rotary_factor"),
+        ({"attention.sliding_window": 64}, "", r"uses attention\.sliding_window"),
         ({}, "output.weight", "lm_head.weight"),
     ],
 )
@@ -171,6 +177,38 @@ def test_a_file_that_fledge_cannot_compute_is_refused(
     write_gguf(head, str(tmp_path / "head.gguf"), gguf_target, "bf16")
     with pytest.raises(HeadError, match=said):
         Head.load(str(rewritten(tmp_path / "head.gguf", keys=keys, without=without)))
+
+
+def test_a_draft_vocabulary_in_another_type_is_refused(
+    head: Head, gguf_target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Narrow(gguf.GGUFWriter):  # type: ignore[misc]
+        def add_tensor(self, name: str, tensor: Any, *, raw_dtype: Any) -> None:
+            narrow = name == "d2t"
+            super().add_tensor(
+                name, tensor.astype("int32") if narrow else tensor, raw_dtype=None if narrow else raw_dtype
+            )
+
+    monkeypatch.setattr(heads_gguf, "GGUFWriter", Narrow)
+    write_gguf(head, str(tmp_path / "head.gguf"), gguf_target, "bf16")
+    with pytest.raises(HeadError, match="doesn't hold d2t in I64"):
+        Head.load(str(tmp_path / "head.gguf"))
+
+
+def test_a_weight_that_float16_cannot_hold_is_not_exported(
+    head: Head, gguf_target: Target, tmp_path: Path
+) -> None:
+    large = head.weights.fc.clone()
+    large[0, 0] = 1e5
+    Head(head.config, replace(head.weights, fc=large), head.metadata).save(str(tmp_path / "head"))
+    with pytest.raises(HeadError, match="float16 can't hold"):
+        export_head(
+            str(tmp_path / "head"),
+            str(tmp_path / "new.gguf"),
+            form="gguf",
+            target=str(gguf_target.place),
+            dtype="f16",
+        )
 
 
 def test_export_asks_for_what_it_needs(head: Head, gguf_target: Target, tmp_path: Path) -> None:

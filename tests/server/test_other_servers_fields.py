@@ -112,6 +112,7 @@ def test_thoughts_in_a_history_reach_the_template_as_reasoning(
         (CHAT, {**ASK, "grammar": "root ::= ("}, "grammar can't be read as GBNF"),
         (CHAT, {**ASK, "grammar": 'root ::= "a"', "guided_regex": "a"}, "give one of guided_json"),
         (CHAT, {**ASK, "json_schema": {"type": "nothing"}}, "json_schema"),
+        (CHAT, {**ASK, "guided_regex": "", "json_schema": {}}, "give one of guided_json"),
         (CHAT, {**ASK, "response_format": {"type": "text", "schema": {}}}, "json_schema goes with type"),
         (CHAT, {**ASK, "logit_bias": [["He", 1]]}, "keys are token ids"),
         (CHAT, {**ASK, "mirostat": 2}, "mirostat isn't supported"),

@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from benchmarks.loading_memory import Loaded, load
 from fledge.target.matrix import Quantization
+from fledge.target.tensors import StoredTensors
 from tests.base.forked import forked
 from tests.tiny import TinyShape, save_tiny_target
 
@@ -24,6 +28,32 @@ def load_both(tiny: str, model: str, quantization: Quantization | None, result: 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = TinyShape(layers=12, hidden=1024, intermediate=2048, heads=16, kv_heads=4, head_dim=64)
     return save_tiny_target(tmp_path_factory.mktemp("larger"), shape=shape, max_shard_size="100MB")
+
+
+def test_a_tensor_that_was_copied_stays_when_pages_are_released(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: a safetensors that copies, as one that doesn't map its files does."""
+    files = sorted(folder.glob("*.safetensors"))
+    name = "model.embed_tokens.weight"
+    expected = load_file(next(file for file in files if name in load_file(file)))[name]
+
+    class Copying:
+        def __init__(self, file: str, framework: str) -> None:
+            self._tensors = load_file(file)
+
+        def keys(self) -> list[str]:
+            return list(self._tensors)
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            return self._tensors[name].clone()
+
+    for reader in (safe_open, Copying):
+        monkeypatch.setattr("fledge.target.tensors.safe_open", reader)
+        stored = StoredTensors(files)
+        tensor = stored.read(name)
+        stored.release()
+        assert torch.equal(tensor, expected)
 
 
 @pytest.mark.kernels

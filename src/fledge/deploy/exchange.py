@@ -102,6 +102,8 @@ def _export_gguf(
     loaded = Target.load(target)
     head = _embedded(_fitted(Head.load(_source(source, loaded)), loaded), loaded, wanted=embedding)
     kind = _gguf_type(head, dtype)
+    if kind == "f16":
+        _check_float16(head)
     write_gguf(head, destination, loaded, kind)
     written = Head.load(destination)
     mine, theirs = canonical_tensors(head), canonical_tensors(written)

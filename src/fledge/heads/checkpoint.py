@@ -26,7 +26,6 @@ from fledge.draft.config import HeadConfig, HeadMetadata
 from fledge.draft.weights import HeadParts, HeadWeights
 from fledge.heads.foreign import canonically_named, flat_config, head_config, head_metadata, head_weights
 from fledge.heads.forms import Form, form_config, form_tensors
-from fledge.heads.gguf import read_gguf
 from fledge.sources.gguf import is_gguf
 from fledge.sources.hub import hub_folder
 
@@ -72,6 +71,8 @@ def read_parts(url: str) -> tuple[HeadConfig, HeadWeights, HeadMetadata]:
 def read_files(url: str, *, checked: bool = False) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """A head's config.json and all its tensors, with the names in the files; `checked`: against their checksums."""
     if is_gguf(Path(url)) and exists(url):
+        from fledge.heads.gguf import read_gguf  # gguf takes a moment to import
+
         return read_gguf(url)
     if not exists(join(url, CONFIG_NAME)):
         if not exists(url):

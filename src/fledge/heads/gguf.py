@@ -24,11 +24,11 @@ from fledge.draft.weights import HeadParts
 from fledge.heads.fields import LAYER_IDS
 from fledge.heads.forms import EMBEDDING, GATE_UP, PLAIN, QKV, canonical_tensors
 from fledge.sources.gguf import is_gguf
-from fledge.sources.gguf_header import GgufHeader
+from fledge.sources.gguf_header import GgufHeader, GgufTensor
 from fledge.target.gguf_config import gguf_rope
 from fledge.target.gguf_tensors import head_dim, number, raw_rows
 from fledge.target.matrix import Matrix
-from fledge.target.rope import llama3_frequencies
+from fledge.target.rope import llama3_frequencies, plain_frequencies, rotate_half_order
 
 if TYPE_CHECKING:
     from fledge.target.target import Target
@@ -51,6 +51,24 @@ _NAMES = {  # canonical name -> GGUF's
     PLAIN["lm_head"]: "output.weight",
 }
 _ROTATED = QKV[:2]
+_READ = frozenset(  # keys of the architecture, besides RoPE's
+    [
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "norm_before_fc",
+        "norm_before_residual",
+        "target_hidden_size",
+        "target_layers",
+        "vocab_size",
+    ]
+)
 _KINDS = {
     bool: GGUFValueType.BOOL,
     int: GGUFValueType.UINT32,
@@ -113,7 +131,8 @@ def read_gguf(url: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header = GgufHeader(path)
         if header.architecture != _ARCHITECTURE:
             raise HeadError(
-                f"{url} holds a model of the architecture {header.architecture!r}, not an EAGLE-3 draft head"
+                f"{url} holds a model of the architecture {header.architecture!r}, not an EAGLE-3 draft head: "
+                "name a head's file"
             )
         return _config(header), _tensors(header)
     except TargetError as error:
@@ -124,6 +143,17 @@ def _config(header: GgufHeader) -> dict[str, Any]:
     heads, size = number(header, "attention.head_count"), head_dim(header)
     if number(header, "block_count", 1) != 1 or header.value("attention.value_length", size) != size:
         raise HeadError(f"{header.file} has another structure than EAGLE-3's one layer: use another head")
+    unknown = [
+        name
+        for key, value in header.metadata.items()
+        if (name := key.removeprefix(f"{_ARCHITECTURE}.")) not in (key, *_READ)
+        and not name.startswith("rope.")
+        and value
+    ]
+    if unknown:
+        raise HeadError(
+            f"{header.file} uses {', '.join(unknown)}, which isn't supported: use a plain EAGLE-3 head"
+        )
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_size": number(header, "embedding_length"),
@@ -133,6 +163,7 @@ def _config(header: GgufHeader) -> dict[str, Any]:
         "head_dim": size,
         "rms_norm_eps": number(header, "attention.layer_norm_rms_epsilon"),
         "rope_parameters": gguf_rope(header),
+        "partial_rotary_factor": number(header, "rope.dimension_count", size) / size,
         "max_position_embeddings": number(header, "context_length"),
         "vocab_size": number(header, "vocab_size"),
         "target_hidden_size": number(header, "target_hidden_size"),
@@ -150,22 +181,28 @@ def _tensors(header: GgufHeader) -> dict[str, Tensor]:
         if theirs == _FACTORS:  # a part of the config
             continue
         if theirs == _D2T:
-            raw = stored.bytes[stored.offset : stored.offset + 8 * stored.shape[0]]
-            ids = torch.from_numpy(raw.copy()).view(torch.int64)
-            found[_D2T] = ids - torch.arange(len(ids))
+            found[_D2T] = _offsets(header, stored)
             continue
         part = raw_rows(theirs, stored)
         tensor = part.rows.float()
         if tensor.dim() == 2:
             tensor = Matrix((part,), stored.shape[-1]).dequantise(torch.float32, "cpu")
         if name in _ROTATED:
-            pairs = torch.arange(len(tensor)).view(-1, head_dim(header) // 2, 2)
-            tensor = tensor[pairs.transpose(1, 2).flatten()]
+            tensor = rotate_half_order(tensor, head_dim(header))
         found[name] = tensor.clone()
     numbers = [tensor for tensor in found.values() if tensor.is_floating_point()]
     if all(torch.equal(tensor.bfloat16().float(), tensor) for tensor in numbers):
         return {n: t.bfloat16() if t.is_floating_point() else t for n, t in found.items()}
     return found
+
+
+def _offsets(header: GgufHeader, stored: GgufTensor) -> Tensor:
+    """d2t as the other forms have it."""
+    raw = stored.bytes[stored.offset : stored.offset + 8 * stored.shape[0]]
+    if stored.type != GGMLQuantizationType.I64 or len(raw) != 8 * stored.shape[0]:
+        raise HeadError(f"{header.file} doesn't hold d2t in I64, or ends within it: get the head again")
+    ids = torch.from_numpy(raw.copy()).view(torch.int64)
+    return ids - torch.arange(len(ids))
 
 
 def _refuse(head: HeadParts) -> None:
@@ -214,7 +251,7 @@ def _rope_factors(head: HeadParts) -> list[float]:
         return list(scaling["factors"])
     if scaling.get("rope_type") != "llama3":
         return []
-    plain = 1.0 / c.rope_theta ** (torch.arange(0, c.head_dim, 2, dtype=torch.float32) / c.head_dim)
+    plain = plain_frequencies(c.head_dim, c.rope_theta)
     return [float(factor) for factor in plain / llama3_frequencies(plain, scaling)]
 
 
@@ -232,13 +269,18 @@ def _in_pairs(rows: Tensor, size: int) -> Tensor:
     return rows[order.flatten()]
 
 
+def copy_tokenizer(file: Path, writer: GGUFWriter) -> None:
+    """Add all that a model's file says of its tokenizer, chat template included."""
+    for field in GGUFReader(file).fields.values():
+        if field.name.startswith("tokenizer."):
+            kind, *of = field.types
+            writer.add_key_value(field.name, field.contents(), kind, of[0] if of else None)
+
+
 def _add_tokenizer(writer: GGUFWriter, target: Target) -> None:
     """The target's tokenizer and chat template: as its GGUF file has them, or of its folder."""
     if is_gguf(target.place):
-        for field in GGUFReader(target.place).fields.values():
-            if field.name.startswith("tokenizer."):
-                kind, *of = field.types
-                writer.add_key_value(field.name, field.contents(), kind, of[0] if of else None)
+        copy_tokenizer(target.place, writer)
         return
     backend = target.tokenizer.backend_tokenizer
     if type(backend.model).__name__ != "BPE" or "ByteLevel" not in str(backend.decoder):

@@ -145,7 +145,7 @@ class Generation(StrictBody):
     @model_validator(mode="after")
     def _guided(self) -> Generation:
         """Other servers' names of structured_outputs."""
-        guided = {name: value for name in _GUIDED if (value := getattr(self, name)) not in (None, "")}
+        guided = {name: value for name in _GUIDED if (value := getattr(self, name)) is not None}
         if guided:
             if self.structured_outputs is not None:
                 raise ValueError("give either structured_outputs or one of guided_json and its siblings")

@@ -23,6 +23,8 @@ def generation(body: dict[str, Any]) -> dict[str, Any]:
     for name, same in _SAME.items():
         if name in fields and fields.get(same) in (None, fields[name]):
             fields[same] = fields.pop(name)
+    if fields.get("grammar") == "":  # llama.cpp's default
+        del fields["grammar"]
     return fields
 
 

@@ -19,7 +19,7 @@ from fledge.target import families
 from fledge.target.config import DecoderConfig
 from fledge.target.families import Family
 from fledge.target.gguf_tensors import GgufSource, head_dim, number, raw_rows
-from fledge.target.rope import llama3_frequencies
+from fledge.target.rope import llama3_frequencies, plain_frequencies
 
 _FORMAT = 5  # part of the folder's name: a change writes it again
 # What scales RoPE further and isn't computed, with the value that changes nothing.
@@ -160,8 +160,7 @@ def gguf_rope(header: GgufHeader) -> dict[str, Any]:
 def _factors(header: GgufHeader, theta: float) -> dict[str, Any]:
     """RoPE with a divisor for each frequency: Llama 3's scaling if they are what it gives, else as they are."""
     factors = raw_rows("rope_freqs.weight", header.tensors["rope_freqs.weight"]).rows.float()
-    size = head_dim(header)
-    plain = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    plain = plain_frequencies(head_dim(header), theta)
     llama3 = {"factor": _rounded(float(factors.max())), **_LLAMA3}
     if factors.shape == plain.shape and torch.allclose(
         plain / llama3_frequencies(plain, llama3), factors, rtol=1e-4

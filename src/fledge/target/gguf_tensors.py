@@ -22,6 +22,7 @@ from fledge.target.blocks import BLOCKS, FLOATS, packed_size
 from fledge.target.config import DecoderConfig
 from fledge.target.families import Family
 from fledge.target.matrix import Matrix, Part, Quantization
+from fledge.target.rope import rotate_half_order
 from fledge.target.tensors import TensorSource
 
 _ENDS = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
@@ -123,8 +124,7 @@ class GgufSource(TensorSource):
         gguf = self._family.gguf
         if gguf is None or not gguf.interleaved or not name.rpartition(".")[0].endswith(("q_proj", "k_proj")):
             return rows
-        order = torch.arange(len(rows)).view(-1, head_dim(self.header) // 2, 2).transpose(1, 2)
-        return rows[order.flatten()]
+        return rotate_half_order(rows, head_dim(self.header))
 
     def packed_bytes(self, weights: int, lm_head: int) -> float:
         if self._quantization is not None:

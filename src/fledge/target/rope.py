@@ -40,10 +40,15 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def rotate_half_order(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows of q or k that rotate in neighbouring pairs, reordered so that dimension i rotates with i + head_dim / 2."""
+    heads = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
+    return heads.transpose(1, 2).reshape(rows.shape)
+
+
 def _frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) -> tuple[Tensor, float]:
     """Radians per position of each dimension pair [head_dim // 2], and the factor on cosine and sine."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    plain = 1.0 / theta**exponents
+    plain = plain_frequencies(head_dim, theta)
     kind = scaling["rope_type"] if scaling else "default"
     if kind not in SUPPORTED_SCALING:
         raise TargetError(
@@ -58,6 +63,12 @@ def _frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) ->
     if kind == "frequency_factors":
         return plain / torch.tensor(scaling["factors"]), 1.0
     return _yarn(plain, head_dim, theta, scaling)
+
+
+def plain_frequencies(head_dim: int, theta: float) -> Tensor:
+    """Radians per position of each dimension pair [head_dim // 2], unscaled."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    return 1.0 / theta**exponents
 
 
 def llama3_frequencies(plain: Tensor, scaling: dict[str, Any]) -> Tensor:

@@ -19,8 +19,7 @@ from fledge.target.blocks import packed_size
 from fledge.target.matrix import Matrix, Quantization
 from fledge.target.mxfp4 import dequantise
 
-# Linux's MADV_PAGEOUT, which loses nothing: a tensor that isn't a view of its file would be zeros after MADV_DONTNEED.
-_PAGE_OUT = 21
+_MAPPINGS = Path("/proc/self/maps")
 
 
 class StoredTensors:
@@ -32,7 +31,7 @@ class StoredTensors:
         for file in files:
             handle = _open(file)
             self._handles.update(dict.fromkeys(handle.keys(), handle))
-        self._read: list[tuple[int, int]] = []  # address and bytes of what has been read since `release`
+        self._places = {str(file.resolve()) for file in files}
 
     @property
     def names(self) -> list[str]:
@@ -41,22 +40,21 @@ class StoredTensors:
     def read(self, name: str) -> Tensor:
         """The tensor as its file holds it."""
         tensor: Tensor = self._handles[name].get_tensor(name)
-        self._read.append((tensor.data_ptr(), tensor.nbytes))
         return tensor
 
     def release(self) -> None:
-        """Let the system take back the pages that have been read; it reads them again if they are used."""
+        """Let the system take back the files' pages that have been read; it reads them again if they are used.
+
+        Only what Linux lists as a mapping of these files: a tensor that safetensors has copied would become zeros.
+        """
+        if not _MAPPINGS.exists():
+            return
         libc: Any = ctypes.CDLL(None)
-        for address, size in self._read:
-            first = (
-                -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-            )  # whole pages: the others are their neighbours', too
-            pages = (address + size - first) // mmap.PAGESIZE
-            if pages > 0:
-                libc.madvise(
-                    ctypes.c_void_p(first), ctypes.c_size_t(pages * mmap.PAGESIZE), mmap.MADV_DONTNEED
-                )
-        self._read.clear()
+        for line in _MAPPINGS.read_text("utf-8").splitlines():
+            addresses, *_, name = line.split(maxsplit=5)
+            if name in self._places:
+                start, stop = (int(address, 16) for address in addresses.split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
 
 
 def _open(file: Path) -> Any:

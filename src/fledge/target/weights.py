@@ -19,6 +19,7 @@ from fledge.target.config import DecoderConfig
 from fledge.target.experts import ExpertWeights
 from fledge.target.families import Family
 from fledge.target.matrix import Matrix
+from fledge.target.rope import rotate_half_order
 from fledge.target.source import open_source
 from fledge.target.tensors import TensorSource
 
@@ -198,7 +199,7 @@ def _read_layer(
     order = torch.arange(config.qkv_size)
     if interleaved:
         turned = sizes["q"] + sizes["k"]
-        order[:turned] = _rotate_half_order(order[:turned], head)
+        order[:turned] = rotate_half_order(order[:turned], head)
 
     def read_qkv() -> Matrix:
         if family.fused:
@@ -229,7 +230,7 @@ def _read_layer(
         if not family.qk_norm_weights:
             return input_norm.new_ones(head)
         weight = _read_norm(source, family, f"{attention}.{name}.weight", head)
-        return _rotate_half_order(weight, head) if interleaved else weight
+        return rotate_half_order(weight, head) if interleaved else weight
 
     def read_norm(name: str) -> Tensor:
         return _read_norm(source, family, f"{prefix}.{name}.weight", hidden)
@@ -260,12 +261,6 @@ def _read_layer(
 
 def _scaled(weight: Tensor, scale: float) -> Tensor:
     return weight if scale == 1.0 else weight * scale
-
-
-def _rotate_half_order(weight: Tensor, head_dim: int) -> Tensor:
-    """Rows of q or k that rotate in neighbouring pairs, reordered so that dimension i rotates with i + head_dim / 2."""
-    heads = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
-    return heads.transpose(1, 2).reshape(weight.shape)
 
 
 def _read_mlp(
