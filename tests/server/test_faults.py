@@ -162,7 +162,10 @@ def test_a_failing_engine_fails_its_requests_and_serves_the_next(
     step, steps = live.server.engine.step, iter(range(10**9))
 
     def fail_once() -> Any:
-        if next(steps) == 4:
+        at = next(steps)
+        if at == 0:  # both are there before one can be finished
+            wait_for(lambda: live.server.worker.unfinished == 2)
+        if at == 4:
             raise RuntimeError("device lost")
         return step()
 
