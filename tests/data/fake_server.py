@@ -1,4 +1,4 @@
-"""An OpenAI-compatible completions server around a real engine, which can be told to misbehave."""
+"""A completions server around a real engine, OpenAI-compatible or a llama-server, which can be told to misbehave."""
 
 from __future__ import annotations
 
@@ -17,8 +17,21 @@ from tests.stand_in import StandIn, listening
 Fault = Callable[[int, dict[str, Any], dict[str, Any]], Any]
 
 
+def as_llama_server(reply: Any) -> Any:
+    """A reply as llama-server's own route writes it."""
+    if not isinstance(reply, dict):
+        return reply
+    (choice,) = reply["choices"]
+    return {
+        "content": choice["text"],
+        "tokens": choice["token_ids"],
+        "stop_type": "eos" if choice["finish_reason"] == "stop" else "limit",
+        "tokens_predicted": len(choice["token_ids"]),
+    }
+
+
 class CompletionServer:
-    """Answers `/v1/models` and `/v1/completions` with ids."""
+    """Answers `/v1/models` and `/v1/completions` with ids, as a llama-server `/completion` alone."""
 
     def __init__(self, target: Target) -> None:
         self._engine = Engine(target, max_batch=2, max_context=1024, kv_tokens=4096)
@@ -26,6 +39,7 @@ class CompletionServer:
         self._lock = threading.Lock()
         self.requests = 0
         self.key = ""  # asked for before models are listed
+        self.is_llama_server = False
         self.fault: Fault = lambda number, body, reply: reply
 
     def reply(self, body: dict[str, Any]) -> Any:
@@ -66,11 +80,17 @@ class CompletionServer:
                 elif self.path != "/v1/models":
                     self.answer(404, {"error": "no such place"})
                 else:
-                    self.answer(200, {"data": [{"id": "tiny"}]})
+                    owned = {"owned_by": "llamacpp"} if owner.is_llama_server else {}
+                    self.answer(200, {"data": [{"id": "tiny", **owned}]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.read())
-                reply = owner.reply(body)
+                if (self.path == "/completion") != owner.is_llama_server:
+                    reply: Any = 404
+                elif owner.is_llama_server:
+                    reply = as_llama_server(owner.reply({**body, "max_tokens": body["n_predict"]}))
+                else:
+                    reply = owner.reply(body)
                 if reply == "hang up":
                     self.connection.close()
                 elif reply == "endless":

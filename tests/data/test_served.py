@@ -86,6 +86,31 @@ def test_fledges_own_server_answers(target: Target, prompts: str, undisturbed: P
     assert list(read_conversations(str(tmp_path))) == list(read_conversations(str(undisturbed)))
 
 
+def test_a_llama_server_gives_the_engines_ids_too(
+    target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def note(number: int, body: dict[str, Any], reply: Any) -> Any:
+        asked.append(body)
+        return reply if number else 400
+
+    server.is_llama_server = True
+    try:
+        ask(target, server, prompts, tmp_path, note, concurrency=1)
+    finally:
+        server.is_llama_server = False
+    ours = {c.conversation_id: c for c in read_conversations(str(tmp_path))}
+    theirs = {c.conversation_id: c for c in read_conversations(str(undisturbed))}
+    assert len(theirs) - len(ours) == 1  # the one that it refused
+    greedy = [name for name, c in ours.items() if c.temperature == 0]  # others have shorter seeds there
+    assert greedy
+    assert all(ours[name].token_ids == theirs[name].token_ids for name in greedy)
+    assert {(b["top_k"], b["min_p"], b["repeat_penalty"], b["return_tokens"]) for b in asked} == {
+        (0, 0.0, 1.0, True)
+    }
+
+
 def test_answers_are_drawn_from_all_tokens_whatever_the_server_prefers(
     target: Target, server: CompletionServer, prompts: str, tmp_path: Path
 ) -> None:

@@ -198,7 +198,10 @@ def test_what_scales_rope_and_is_not_computed_is_named(original_folder: Path, tm
     assert "rope_factors_long.weight" in said(also={"rope_factors_long.weight": [1.0] * 8})
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
     assert "together with rope_freqs" in said(also={"rope_freqs.weight": [1.0] * 8}, metadata=yarn)
-    assert "partial_rotary_factor=0.5" in said(metadata={"rope.dimension_count": 8.0})
+    partial = {"rope.dimension_count": 8.0}
+    file = write_gguf(original_folder, tmp_path / "partial.gguf", metadata=partial)
+    with pytest.raises(TargetError, match=r"partial_rotary_factor=0\.5"):
+        load(file, tmp_path).decoder  # noqa: B018
 
 
 def test_files_of_which_something_would_be_dropped_or_missing_are_clear_errors(
@@ -210,9 +213,41 @@ def test_files_of_which_something_would_be_dropped_or_missing_are_clear_errors(
     assert "holds blk.0.attn_q.bias" in said(also={"blk.0.attn_q.bias": [1.0] * 64})
     assert "no tensor blk.7.ffn_up.weight" in said(without=["blk.7.ffn_up.weight"])
     assert "no tensor token_embd.weight" in said(without=["token_embd.weight"])
-    wrong = said(architecture="bloom")
-    assert "'bloom'" in wrong
-    assert "llama, mistral3" in wrong
+
+
+@pytest.mark.parametrize("architecture", ["bloom", "qwen35", "lfm2"])
+def test_heads_can_be_trained_for_an_architecture_that_the_decoder_doesnt_know(
+    original_folder: Path, tmp_path: Path, architecture: str
+) -> None:
+    original = load(original_folder, tmp_path)
+    file = write_gguf(original_folder, tmp_path / "other.gguf", architecture=architecture)
+    target = load(file, tmp_path)
+    sizes = (
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "vocab_size",
+        "max_position_embeddings",
+        "feature_layers",
+    )
+    assert all(getattr(target.config, name) == getattr(original.config, name) for name in sizes)
+    assert torch.equal(target.ends.embedding, original.ends.embedding)
+    assert torch.equal(target.ends.lm_head, original.ends.lm_head)
+    assert torch.equal(target.ends.norm, original.ends.norm)
+    assert target.vocabulary_hash == original.vocabulary_hash
+    with pytest.raises(TargetError, match=f"its architecture is {architecture}, and the decoder knows"):
+        target.decoder  # noqa: B018
+
+
+def test_numbers_of_each_layer_and_changed_logits_of_an_unknown_architecture(
+    original_folder: Path, tmp_path: Path
+) -> None:
+    def written(**metadata: Any) -> Path:
+        return write_gguf(original_folder, tmp_path / "other.gguf", architecture="lfm2", metadata=metadata)
+
+    by_layer = {"attention.head_count_kv": [0, 2, 0, 2, 0, 2, 0, 2]}
+    assert load(written(**by_layer), tmp_path).config.num_kv_heads == 2
+    assert "final_logit_softcapping=30.0" in refusal(written(final_logit_softcapping=30.0), tmp_path / "new")
 
 
 def test_damaged_files_are_clear_errors(gguf_file: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ _ENDS = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
+_LFM2_ENDS = {**_ENDS, "model.norm.weight": "token_embd_norm.weight"}
 _NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -50,7 +51,7 @@ def write_gguf(
     *,
     architecture: str = "llama",
     also: Mapping[str, Sequence[float]] | None = None,
-    metadata: Mapping[str, float | str] | None = None,
+    metadata: Mapping[str, float | str | list[int]] | None = None,
     quantised: str | Callable[[str], str] = "F32",
     without: Sequence[str] = (),
 ) -> Path:
@@ -76,8 +77,12 @@ def write_gguf(
     _add_own(writer, architecture, raw)
     _add_rope(writer, config)
     for key, value in (metadata or {}).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(f"{architecture}.{key}", value)
+        if isinstance(value, list):
+            del writer.kv_data[0][f"{architecture}.{key}"]  # one number so far
+            writer.add_array(f"{architecture}.{key}", value)
+        else:
+            add = writer.add_string if isinstance(value, str) else writer.add_float32
+            add(f"{architecture}.{key}", value)
     _add_tokenizer(writer, folder)
     tensors = dict(_converted(folder, architecture, config))
     tensors |= {name: np.array(values, dtype=np.float32) for name, values in (also or {}).items()}
@@ -179,7 +184,7 @@ def _add_tokenizer(writer: GGUFWriter, folder: Path) -> None:
 
 def _gguf_name(name: str, architecture: str) -> str:
     if name in _ENDS:
-        return _ENDS[name]
+        return (_LFM2_ENDS if architecture == "lfm2" else _ENDS)[name]
     _, _, layer, rest = name.split(".", 3)
     stem, _, kind = rest.rpartition(".")
     names = _NAMES | (_GEMMA3_NAMES if architecture == "gemma3" else {})

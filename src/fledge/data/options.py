@@ -160,7 +160,7 @@ class PromptOptions(RecipePart):
 
 
 class AnswerServerOptions(RecipePart):
-    """An OpenAI-compatible server that serves the target and answers instead of the engine."""
+    """An OpenAI-compatible server, or a llama-server, that serves the target and answers instead of the engine."""
 
     url: str = Field(min_length=1, description="address without /v1, such as http://localhost:8000")
     model: str = Field("", description="the served model; empty: the only one the server lists")
@@ -175,6 +175,11 @@ class AnswerServerOptions(RecipePart):
     token_budget: int | None = Field(
         None, ge=1, description="generated tokens per call of the stage, then it stops"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _address_alone(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str) else value
 
     def share_of(self, actors: int) -> AnswerServerOptions:
         """The limits for each of `actors` actors, so that together they keep these."""
@@ -223,7 +228,8 @@ class RespondOptions(RecipePart):
         default=64, ge=1, description="requests in the engine at once; the result is the same"
     )
     server: AnswerServerOptions | None = Field(
-        None, description="let a server answer: {url, model, concurrency, token_budget, ...} (docs/data.md)"
+        None,
+        description="let a server answer: its address, or {url, model, concurrency, token_budget, ...} (docs/data.md)",
     )
 
     @field_validator("temperatures")

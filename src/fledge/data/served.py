@@ -1,6 +1,7 @@
 """Answers from a server: any OpenAI-compatible one that returns generated ids (vLLM, SGLang: `return_token_ids`).
 
     POST /v1/completions   {"prompt": [ids as serving renders them], "return_token_ids": true, ...}
+    POST /completion       of a llama-server (llama_cpp.py)
 
 Sending ids keeps the template in one place. With a server that returns text only, an answer is used if its text,
 tokenised again, has the length the server reports; other answers are rejected individually.
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 from fledge.base.console import plural
 from fledge.base.errors import DataError
 from fledge.base.retry import REFUSED_STATUS, TRANSIENT_STATUS
+from fledge.data import llama_cpp
 from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
 from fledge.data.options import AnswerServerOptions
 from fledge.data.turns import decode_all, encode_plain
@@ -71,6 +73,7 @@ class AnswerServer:
         self._failures = 0
         self._has_answered = False
         self._given_up = threading.Event()  # for the running requests
+        self._is_llama_cpp = False
         self.model = options.model or self._only_model()
 
     @property
@@ -86,20 +89,24 @@ class AnswerServer:
             DataError: the server is unreachable or broken, or the token budget is spent.
         """
         params = generation.params
-        body = {
-            "model": self.model,
-            "prompt": generation.prompt_ids,
-            "max_tokens": params.max_tokens,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "seed": params.seed,
-            "return_token_ids": True,
-            # Otherwise servers use the checkpoint's generation_config.json or their own defaults.
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-        }
-        reply = self._post("/v1/completions", body)
+        if self._is_llama_cpp:
+            body = llama_cpp.completion_body(generation.prompt_ids, params)
+            reply = llama_cpp.as_openai(self._post(llama_cpp.ROUTE, body))
+        else:
+            body = {
+                "model": self.model,
+                "prompt": generation.prompt_ids,
+                "max_tokens": params.max_tokens,
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "seed": params.seed,
+                "return_token_ids": True,
+                # Otherwise servers use the checkpoint's generation_config.json or their own defaults.
+                "top_k": -1,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+            }
+            reply = self._post("/v1/completions", body)
         with self._lock:
             self._spent += _reported_tokens(reply)
         try:
@@ -270,19 +277,21 @@ class AnswerServer:
 
         try:
             reply = self._client.get("/v1/models")
-            names = [model["id"] for model in reply.json()["data"]]
+            models = {model["id"]: model.get("owned_by") for model in reply.json()["data"]}
         except httpx2.HTTPError as error:
             raise self._gone(f"{type(error).__name__} {error}", 1) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{self._options.url} doesn't list its models (status {reply.status_code}); set respond.server.model, "
                 "set a key with respond.server.api_key_env, or correct the URL"
             ) from error
-        if len(names) != 1:
+        if len(models) != 1:
             raise DataError(
-                f"{self._options.url} serves {', '.join(names) or 'no model'}; set respond.server.model to one"
+                f"{self._options.url} serves {', '.join(models) or 'no model'}; set respond.server.model to one"
             )
-        return str(names[0])
+        ((name, owner),) = models.items()
+        self._is_llama_cpp = owner == llama_cpp.OWNER
+        return str(name)
 
 
 def _reported_tokens(reply: Any) -> int:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fledge.features.extract import extract_features as extract_features
     from fledge.features.extract import features_fingerprint as features_fingerprint
     from fledge.features.hooks import HookExtractor as HookExtractor
+    from fledge.features.llama_cpp import LlamaCppExtractor as LlamaCppExtractor
     from fledge.features.online import OnlineFeatures as OnlineFeatures
     from fledge.features.online import conversation_infos as conversation_infos
     from fledge.features.options import FeatureOptions as FeatureOptions

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, dropwhile, islice
+from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from fledge.features.codec import bytes_per_token
 from fledge.features.options import FeatureOptions
 from fledge.features.shard import FeatureSample, Shard
 from fledge.features.store import write_shard
+from fledge.sources.gguf import open_gguf
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 
@@ -167,6 +169,9 @@ def features_fingerprint(target: Target, conversations_url: str, options: Featur
     """Fingerprint of everything the store depends on; the target's batch size isn't part of it."""
     chosen = target.config.chosen_layers
     by = {"by": "transformers"} if options.device_map else {}
+    if options.engine == "llama.cpp":
+        file = options.gguf and open_gguf(Path(options.gguf).expanduser())
+        by = {"by": "llama.cpp"} | ({"gguf": file.digest} if file else {})
     conversations = Manifest.load(conversations_url)
     if not conversations.records:
         raise DataError(f"no conversations in {conversations_url}; run `fledge respond` first")
@@ -177,7 +182,8 @@ def features_fingerprint(target: Target, conversations_url: str, options: Featur
             "target": {"revision": target.revision, "dtype": str(target.dtype), "chat": target.chat.hash}
             | ({"feature_layers": chosen} if chosen else {}),
             "features": options.model_dump(
-                mode="json", exclude={"batch_tokens", "price_per_gb", "device_map", "server"}
+                mode="json",
+                exclude={"batch_tokens", "price_per_gb", "device_map", "engine", "gguf", "server"},
             )
             | by,
             "conversations": sha256("".join(shard.sha256 for shard in conversations.shards).encode()),

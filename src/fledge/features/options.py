@@ -72,6 +72,14 @@ class FeatureOptions(RecipePart):
         description="extract with transformers' own model instead of fledge's decoder, spread over devices as its "
         "device_map says (`auto`, `balanced`, ...): for a target that is larger than one device",
     )
+    engine: Literal["fledge", "llama.cpp"] = Field(
+        "fledge",
+        description="what runs the target here: fledge's decoder, or llama.cpp (extra `llama-cpp`), which knows more "
+        "architectures and devices, from a GGUF file",
+    )
+    gguf: str | None = Field(
+        None, description="the target's file that engine=llama.cpp runs; null: the target itself is one"
+    )
     server: FeatureServers | None = Field(
         None, description="servers that give the target's hidden states, or just their address; null: none"
     )
@@ -81,15 +89,26 @@ class FeatureOptions(RecipePart):
 
     @model_validator(mode="after")
     def _decoder_feeds_training(self) -> FeatureOptions:
-        if self.device_map and self.feed != "offline":
+        given = {"device_map": self.device_map, "engine=llama.cpp": self._llama_cpp, "server": self.server}
+        several = [name for name, value in given.items() if value]
+        if len(several) > 1:
+            raise ValueError(f"{' and '.join(several)} both extract: leave one of them out")
+        if several and several != ["server"] and self.feed != "offline":
             raise ValueError(
-                f"feed={self.feed} runs fledge's own decoder or servers during training; device_map needs feed=offline"
+                f"feed={self.feed} runs fledge's own decoder or servers during training; {several[0]} needs "
+                "feed=offline"
             )
-        if self.device_map and self.server:
-            raise ValueError("device_map and server both extract: leave one of them out")
+        if self.gguf and not self._llama_cpp:
+            raise ValueError(
+                "gguf is the file that llama.cpp runs: set engine=llama.cpp, too, or leave it out"
+            )
         return self
+
+    @property
+    def _llama_cpp(self) -> bool:
+        return self.engine == "llama.cpp"
 
     @property
     def uses_decoder(self) -> bool:
         """True if fledge's own decoder extracts the features."""
-        return self.device_map is None and self.server is None
+        return self.device_map is None and self.server is None and not self._llama_cpp

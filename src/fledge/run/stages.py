@@ -39,6 +39,7 @@ from fledge.data.responses import fit_to_prompts
 from fledge.engine import Engine
 from fledge.features import (
     HookExtractor,
+    LlamaCppExtractor,
     OnlineFeatures,
     ServedExtractor,
     extract_features,
@@ -118,24 +119,22 @@ def _answerer(run: Run) -> Engine | AnswerServer | AnswerActors:
 
 
 def _features(run: Run, progress: Progress) -> StageResult:
-    places = run.url("conversations"), run.recipe.features, run.url("features")
-    spread = run.recipe.features.device_map
-    if spread and run.ray is not None:
+    options = run.recipe.features
+    places = run.url("conversations"), options, run.url("features")
+    if run.ray is not None and not options.uses_decoder:
         raise RecipeError(
-            f"features.device_map={spread} spreads one target over this machine's devices, --ray gives every actor one "
-            "of its own: leave one of them out"
-        )
-    if run.ray is not None and run.recipe.features.server is not None:
-        raise RecipeError(
-            "features.server extracts on its own machine, --ray on the actors': leave one of them out"
+            "--ray gives every actor a target in fledge's decoder, and features.device_map, engine or server names "
+            "something else that extracts: leave one of them out"
         )
     refused = 0
     if run.ray is not None:
         data = extract_features_on_ray(run.target, run.recipe.target, *places, run.ray, progress)
     else:
         extractor: Extractor | None = _served(run)
-        if spread:
-            extractor = HookExtractor.for_target(run.target, run.recipe.features)
+        if options.device_map:
+            extractor = HookExtractor.for_target(run.target, options)
+        elif options.engine == "llama.cpp":
+            extractor = LlamaCppExtractor.for_target(run.target, options)
         data, refused = extract_features(run.target, *places, progress, extractor)
     outcome = StageResult(
         f"{plural(data.tokens, 'token')}, {human_bytes(data.size)}",

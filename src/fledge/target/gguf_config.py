@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _UNKNOWN_SCALING = {"attn_factor": 1.0, "alpha": 0.0, "yarn_ext_factor": 1.0, "y
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # Pre-tokenizers that split text at every digit before anything else, which transformers doesn't read of a file.
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
+_LOGITS = ("final_logit_softcapping", "logit_scale")  # what changes logits, for which heads can't be trained
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
@@ -39,18 +41,17 @@ def described_folder(file: Path, cache: Path) -> Path:
 
 
 def write_folder(header: GgufHeader, folder: Path) -> None:
-    """Write the files. Raises a TargetError for a model that can't be decoded, or that the file doesn't hold whole."""
-    family = gguf_family(header)
-    config, generation = _config(header, family)
+    """Write the files. Raises a TargetError for a model whose file doesn't hold it whole, or whose text can't be read.
+
+    Of a model that fledge doesn't decode, config.json has what a head needs to know.
+    """
+    family = families.find_gguf(header.architecture)
+    config, generation = _config(_largest_layer(header), None) if family is None else _config(header, family)
     for name, fields in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(fields, indent=2), encoding="utf-8")
     decoder = DecoderConfig.from_folder(folder)
-    if decoder.undecodable:
-        raise TargetError(
-            f"fledge can't decode {header.file}: {decoder.undecodable}. Use another model, or its safetensors "
-            "checkpoint with features made elsewhere (docs/features.md)"
-        )
-    GgufSource(header.file, family, torch.bfloat16).check(decoder)
+    if family is not None and not decoder.undecodable:
+        GgufSource(header.file, family, torch.bfloat16).check(decoder)
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(header.file.parent, gguf_file=header.file.name)
     except (ImportError, ValueError, KeyError, IndexError, TypeError, OSError) as error:
@@ -65,21 +66,8 @@ def write_folder(header: GgufHeader, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def gguf_family(header: GgufHeader) -> Family:
-    """The family of a file's architecture. Raises a TargetError if fledge reads none of that name."""
-    found = families.find_gguf(header.architecture)
-    if found is None:
-        raise TargetError(
-            f"{header.file} is of the architecture {header.architecture!r}, and GGUF files are read of "
-            f"{', '.join(families.gguf_names())}: use one of those, or the model's safetensors checkpoint"
-        )
-    return found
-
-
-def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json, and generation_config.json."""
-    assert family.gguf is not None
-
+def _config(header: GgufHeader, family: Family | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json, and generation_config.json; `family`: None for an architecture that fledge doesn't decode."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise TargetError(f"{header.file} has no tensor token_embd.weight: download it again")
@@ -104,8 +92,6 @@ def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[st
             f"{header.file} has values of another size than keys, which fledge doesn't decode: use another model"
         )
     config = {
-        "architectures": [family.architectures[0]],
-        "model_type": family.gguf.model_types[header.architecture],
         "vocab_size": embedding.shape[0],
         "hidden_size": number(header, "embedding_length"),
         "intermediate_size": number(header, "feed_forward_length"),
@@ -115,12 +101,43 @@ def _config(header: GgufHeader, family: Family) -> tuple[dict[str, Any], dict[st
         "head_dim": size,
         "max_position_embeddings": number(header, "context_length"),
         "rms_norm_eps": number(header, "attention.layer_norm_rms_epsilon"),
-        "rope_parameters": gguf_rope(header),
-        "partial_rotary_factor": number(header, "rope.dimension_count", size) / size,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **ids,
     }
+    if family is None:
+        return {**config, **_undecoded(header, layers)}, ids
+    assert family.gguf is not None
+    config |= {
+        "architectures": [family.architectures[0]],
+        "model_type": family.gguf.model_types[header.architecture],
+        "rope_parameters": gguf_rope(header),
+        "partial_rotary_factor": number(header, "rope.dimension_count", size) / size,
+    }
     return {**config, **family.gguf.fields(header, config)}, ids
+
+
+def _undecoded(header: GgufHeader, layers: int) -> dict[str, Any]:
+    """Fields of config.json for an architecture that is known by its name in GGUF files alone.
+
+    Without model_type, by which transformers would look for names of its own.
+    """
+    logits = {name: header.value(name) for name in _LOGITS if header.value(name) is not None}
+    return {
+        "architectures": [header.architecture],
+        "num_hidden_layers": layers - int(header.value("nextn_predict_layers", 0)),
+        "rope_parameters": {"rope_type": "default", "rope_theta": number(header, "rope.freq_base", 10000.0)},
+        **logits,
+    }
+
+
+def _largest_layer(header: GgufHeader) -> GgufHeader:
+    """The header with one number where it has one for each layer, as those of hybrid models do."""
+    other, own = copy.copy(header), f"{header.architecture}."
+    other.metadata = {
+        key: max(value) if key.startswith(own) and value and isinstance(value, list) else value
+        for key, value in header.metadata.items()
+    }
+    return other
 
 
 def gguf_rope(header: GgufHeader) -> dict[str, Any]:

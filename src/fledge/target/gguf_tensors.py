@@ -84,7 +84,10 @@ class GgufSource(TensorSource):
 
     def own_name(self, name: str) -> str:
         stem, _, kind = super().own_name(name).rpartition(".")
-        return f"{self._map.get_name(stem)}.{kind}"
+        own = f"{self._map.get_name(stem)}.{kind}"
+        if stem == "model.norm" and own not in self.header.tensors:
+            return f"token_embd_norm.{kind}"  # the name of LFM2's last norm
+        return own
 
     def __contains__(self, name: str) -> bool:
         return self.own_name(name) in self.header.tensors

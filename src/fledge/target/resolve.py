@@ -45,7 +45,7 @@ def resolve_target(spec: str = DEFAULT_TARGET, cache_dir: str | Path | None = No
             f"{folder} has no complete safetensors weights: download them, or save the model with save_pretrained"
         )
     if config.undecodable:
-        check_ends(folder, config)
+        check_ends(file or folder, config)
     return ResolvedTarget(folder, folder_revision(folder, config, cache, file), name, config, file)
 
 

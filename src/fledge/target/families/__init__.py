@@ -11,7 +11,7 @@ from importlib import import_module
 from fledge.target.families.family import Family, Gguf
 from fledge.target.families.undecoded import undecoded
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "Family", "Gguf", "find", "find_gguf", "gguf_names", "register"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "Family", "Gguf", "find", "find_gguf", "register"]
 
 _FILES = (
     "granite",
@@ -46,11 +46,6 @@ def find_gguf(name: str) -> Family | None:
     """The family whose architecture has that name in GGUF files; None if files of it aren't read."""
     families = (family for family in _FAMILIES.values() if family.gguf and name in family.gguf.model_types)
     return next(families, None)
-
-
-def gguf_names() -> list[str]:
-    """All architectures whose GGUF files are read, as these name them."""
-    return sorted({name for family in _FAMILIES.values() if family.gguf for name in family.gguf.model_types})
 
 
 register(*(import_module(f"{__name__}.{name}").FAMILY for name in _FILES))
