@@ -36,7 +36,7 @@ COMMANDS = {
 GROUPS = {
     "bench": {"engine", "server"},
     "deploy": {"vertex"},
-    "learn": {"list", "pin"},
+    "learn": {"export", "list", "pin"},
 }
 COMMANDS |= {"export", "import", "doctor", "template", "cache"}
 

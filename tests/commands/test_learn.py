@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fledge.heads import Head
 from fledge.learn import Card, Versions
 from fledge.target.target import Target
 from tests.commands.command import Fledge
@@ -34,6 +35,22 @@ def test_versions_are_listed_and_pinned(fledge: Fledge, learned: Path) -> None:
     assert first.endswith("pinned, served next")
     fledge("learn", "pin", "none", "--learn-folder", learned)
     assert Versions(learned).to_serve() == 2
+
+
+def test_a_version_is_exported_for_llama_cpp(
+    fledge: Fledge, learned: Path, tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    file, folder, of = tmp_path / "head.gguf", tmp_path / "head", ("--learn-folder", learned)
+    target = ("--target", tiny_target_folder)
+    assert "--spec-type draft-eagle3" in fledge("learn", "export", file, *target, *of)
+    assert Head.load(str(file)).config.hidden_size == Versions(learned).load(2).config.hidden_size
+    fledge("learn", "export", folder, *target, "--form", "sglang", "--version", "1", *of)
+    assert (folder / "config.json").exists()
+    assert "has no version 7; it has 1, 2" in fledge.error(
+        "learn", "export", file, *target, *of, "--version", "7"
+    )
+    none = tmp_path / "none"
+    assert "no version to serve" in fledge.error("learn", "export", file, *target, "--learn-folder", none)
 
 
 def test_an_empty_folder_says_so(fledge: Fledge, tmp_path: Path) -> None:

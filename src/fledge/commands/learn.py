@@ -47,3 +47,27 @@ def pin(
     if version != "none" and not version.isdecimal():
         raise HeadError(f"{version!r} is no version; give a number of `fledge learn list`, or none")
     Versions(folder).pin(None if version == "none" else int(version))
+
+
+@learn_app.command()
+def export(
+    destination: Annotated[str, typer.Argument(help="folder to write; of gguf a file")],
+    target: Annotated[str, typer.Option(help="the target that the server serves")],
+    form: Annotated[str, typer.Option(help="as in `fledge export`")] = "gguf",
+    dtype: Annotated[str, typer.Option(help="as in `fledge export`")] = "keep",
+    version: Annotated[
+        int | None, typer.Option(help="a version's number; by default the one served next")
+    ] = None,
+    folder: Folder = _DEFAULT,
+) -> None:
+    """Write a learnt head in the form that an engine loads: of llama.cpp unless --form names another."""
+    from fledge.base.errors import HeadError
+    from fledge.deploy.exchange import export_head
+    from fledge.learn import Versions
+
+    versions = Versions(folder)
+    number = versions.to_serve() if version is None else version
+    if number is None:
+        raise HeadError(f"{folder} holds no version to serve; `fledge learn list` shows what there is")
+    versions.load(number)
+    export_head(str(versions.path(number)), destination, form=form, target=target, dtype=dtype)
