@@ -158,4 +158,4 @@ def _head(
         lm_head=lm_head,
         d2t=vocabulary.d2t,
     )
-    return Head(HeadConfig.for_target(config, draft, norm_output=True), weights)
+    return Head(HeadConfig.for_target(config, draft, switches=["norm_output"]), weights)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft import DraftVocabulary, HeadConfig, HeadWeights
-from fledge.draft.weights import weight_shapes
+from fledge.draft.description import weight_shapes
 from fledge.heads import Head
 from tests.gpu.record import Check
 from tests.gpu.script import TINY, scripted

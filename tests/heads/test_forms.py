@@ -14,7 +14,7 @@ import torch
 
 from fledge.base.errors import HeadError
 from fledge.deploy.exchange import export_head, first_difference, import_head
-from fledge.draft.config import HeadMetadata
+from fledge.draft.provenance import HeadMetadata
 from fledge.draft.runner import TorchHeadRunner
 from fledge.heads import Head
 from fledge.heads.checkpoint import write_head

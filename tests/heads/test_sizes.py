@@ -11,8 +11,8 @@ import torch
 from fledge.base.errors import HeadError, RecipeError
 from fledge.bench.plan.shape import HeadShape, shape_of
 from fledge.draft import DraftVocabulary, HeadConfig
+from fledge.draft.description import weight_shapes
 from fledge.draft.options import HeadOptions
-from fledge.draft.weights import weight_shapes
 from fledge.target.config import DecoderConfig
 from fledge.train import TrainOptions
 from fledge.train.refusals import refuse_untrainable

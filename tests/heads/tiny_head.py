@@ -22,23 +22,14 @@ def load_tiny_target(folder: Path, dtype: str = "float32") -> Target:
     return Target.load(str(folder), dtype=dtype, backend="torch")
 
 
-def random_head(
-    target: Target,
-    *,
-    size: int = 96,
-    seed: int = 0,
-    fc_norm: bool = False,
-    norm_output: bool = False,
-    norm_before_residual: bool = False,
-) -> Head:
+def random_head(target: Target, *, size: int = 96, seed: int = 0, **switches: bool) -> Head:
     """A head with a draft vocabulary of every fourth token or so, its weights drawn around the initial ones."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.rand(target.config.vocab_size, generator=generator)
     vocabulary = DraftVocabulary.from_counts(counts, size, target.chat.turn_end_ids)
-    head = Head.from_target(target, vocabulary, fc_norm=fc_norm, norm_output=norm_output)
+    head = Head.from_target(target, vocabulary, switches=[name for name, on in switches.items() if on])
     noisy = {
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in head.weights.trainable().items()
     }
-    config = replace(head.config, norm_before_residual=norm_before_residual)
-    return Head(config, replace(head.weights, **noisy), head.metadata)
+    return Head(head.config, replace(head.weights, **noisy), head.metadata)

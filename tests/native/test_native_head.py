@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import EngineError
-from fledge.draft.config import HeadConfig
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
+from fledge.draft.description import HeadConfig, HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, TorchHeadRunner
-from fledge.draft.weights import HeadWeights
 from tests.native.test_native_decoder import PAGES, int32, make_config, one_request, tokens_of
 
 pytestmark = pytest.mark.kernels
@@ -24,8 +23,8 @@ VOCAB, DRAFT = 523, 200
 def make_head(
     fc_norm: bool, norm_output: bool, norm_before_residual: bool = False
 ) -> tuple[HeadConfig, HeadWeights, Tensor]:
-    config = HeadConfig.for_target(make_config(), DRAFT, fc_norm=fc_norm, norm_output=norm_output)
-    config = replace(config, norm_before_residual=norm_before_residual)
+    on = {"fc_norm": fc_norm, "norm_output": norm_output, "norm_before_residual": norm_before_residual}
+    config = HeadConfig.for_target(make_config(), DRAFT, switches=[name for name in on if on[name]])
     generator = torch.Generator().manual_seed(11)
 
     def random(*shape: int) -> Tensor:

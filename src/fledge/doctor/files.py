@@ -12,13 +12,14 @@ from torch import Tensor
 
 from fledge.base.errors import HeadError
 from fledge.doctor.findings import Defect
+from fledge.draft.description import TENSORS
 from fledge.heads.foreign import flat_config, head_metadata, named_layers, unused_tensors
-from fledge.heads.forms import FC_NORMS, REQUIRED
 from fledge.target import Target
 from fledge.target.config import are_three_layers
 from fledge.target.rope_fields import read_rope
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
+_TRAINED = [info for info in TENSORS.values() if not info.frozen]
 _NEGATIVE = 0.3  # largest share of negative values in a trained norm
 _ZERO_ROWS = 0.01  # largest share of all-zero rows in a trained matrix
 
@@ -110,31 +111,31 @@ def _off_by_one(layers: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def _missing(flat: Mapping[str, Any], named: Mapping[str, Tensor]) -> Iterator[Defect]:
-    expected = [*REQUIRED, *(FC_NORMS if flat.get("fc_norm") else ())]
-    for name in expected:
-        if name not in named:
+    for info in _TRAINED:
+        switched_off = info.switch and not flat.get(info.switch)
+        for name in info.names:
+            if name not in named and not switched_off:
+                yield Defect(
+                    "missing-norm" if "norm" in name else "missing-tensor",
+                    f"there is no {name}: engines then run on a neutral or random one without an error",
+                    "get the head again, or export it again from where it was trained",
+                )
+        if switched_off and any(name in named for name in info.names):
             yield Defect(
-                "missing-norm" if "norm" in name else "missing-tensor",
-                f"there is no {name}: engines then run on a neutral or random one without an error",
-                "get the head again, or export it again from where it was trained",
+                "missing-norm" if "norm" in info.switch else "missing-tensor",
+                f"there are {info.switch} tensors, but the config doesn't switch them on: engines leave them out",
+                f'write "{info.switch}": true into config.json',
             )
-    if not flat.get("fc_norm") and any(name in named for name in FC_NORMS):
-        yield Defect(
-            "missing-norm",
-            "there are fc_norm tensors, but the config doesn't switch them on: engines leave them out",
-            'write "fc_norm": true into config.json',
-        )
 
 
 def _lost(named: Mapping[str, Tensor]) -> Iterator[Defect]:
     """Tensors as no training leaves them: norms constant or half negative, rows of zeros, a tensor under two names."""
     remedy = "compare it with the original head: fledge doctor TARGET HEAD --reference ORIGINAL"
-    floats = {
-        name: named[name] for name in (*REQUIRED, *FC_NORMS) if name in named and named[name].numel() > 1
-    }
+    names = {name: bool(info.switch) for info in _TRAINED for name in info.names}
+    floats = {name: named[name] for name in names if name in named and named[name].numel() > 1}
     for name, tensor in floats.items():
         what = ""
-        if "norm" in name and name not in FC_NORMS and bool((tensor == tensor[0]).all()):
+        if "norm" in name and not names[name] and bool((tensor == tensor[0]).all()):
             value = "ones" if tensor[0] == 1 else "zeros" if tensor[0] == 0 else f"{float(tensor[0]):g}"
             what = f"{name} is all {value}: a trained norm isn't, so a converter may have lost it"
         elif tensor.dim() == 2 and (zero := int((tensor == 0).all(dim=1).sum())) > _ZERO_ROWS * len(tensor):

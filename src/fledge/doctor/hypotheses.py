@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from fledge.doctor.findings import Fault
+from fledge.draft.description import trained
 from fledge.heads import Head
-from fledge.heads.forms import GATE_UP, PLAIN, QKV, canonical_tensors
 from fledge.target import Target
 
+_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 _NORMS = ("hidden_norm", "input_norm", "post_norm", "norm")
 _MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "lm_head")
 _CHUNKS = ("low", "middle", "high")
@@ -309,10 +310,14 @@ def _damaged(head: Head) -> Iterator[Hypothesis]:
 
 def _parts(head: Head) -> dict[str, Tensor]:
     """The matrices and norms by their short names."""
-    named = canonical_tensors(head)
-    short = {canonical: field for field, canonical in PLAIN.items()}
-    short |= dict(zip((*QKV, *GATE_UP), ("q", "k", "v", "gate", "up"), strict=True))
-    return {short[name]: tensor for name, tensor in named.items() if name in short}
+    parts: dict[str, Tensor] = {}
+    for field, info in trained(head.config).items():
+        names = _FUSED.get(field, (field,))
+        if len(names) == len(info.names):
+            parts |= dict(
+                zip(names, info.split(head.config, getattr(head.weights, field)).values(), strict=True)
+            )
+    return parts
 
 
 def _tensors(**changed: Tensor | None) -> Callable[[Trial], Trial]:
@@ -320,7 +325,7 @@ def _tensors(**changed: Tensor | None) -> Callable[[Trial], Trial]:
 
     def undo(trial: Trial) -> Trial:
         head, fields = trial.head, dict[str, Any](changed)
-        for fused, names in (("qkv", ("q", "k", "v")), ("gate_up", ("gate", "up"))):
+        for fused, names in _FUSED.items():
             if any(name in fields for name in names):
                 parts = _parts(head)
                 fields[fused] = torch.cat([fields.pop(name, parts[name]) for name in names])

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from fledge.base.errors import EngineError
 from fledge.base.options import DraftWeights
-from fledge.draft.config import HeadConfig
+from fledge.draft.description import SWITCHES, HeadConfig, HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput
-from fledge.draft.weights import HeadWeights
 from fledge.native import abi, ops, unavailable_reason
 from fledge.native.build import library
 from fledge.target.batch import ForwardBatch
@@ -68,8 +67,9 @@ class NativeHeadRunner:
         self.draft_weights = draft_weights
         layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
         self._embedding = embedding if isinstance(embedding, ops.Weight) else packed(embedding)
-        vectors = (weights.input_norm, weights.post_norm, weights.hidden_norm, weights.norm, weights.fc_norms)
-        self._vectors = [None if v is None else v.detach().float().contiguous() for v in vectors]
+        self._vectors = [None if v is None else v.detach().float().contiguous() for v in weights.vectors()]
+        norms = [weights.input_norm.detach().float(), weights.post_norm.detach().float()]
+        self._norms = [norm.contiguous() for norm in norms]
         self._target_ids = weights.d2t.long() + torch.arange(config.draft_vocab_size)
         self._rope = rope_tables(
             config.head_dim,
@@ -77,22 +77,19 @@ class NativeHeadRunner:
             config.rope_scaling,
             config.max_position_embeddings + abi.MOST_NODES,  # plus the window of the last round
         )
-        input_norm, post_norm, hidden_norm, norm, fc_norm = (ops.address(v) for v in self._vectors)
+        input_norm, post_norm = (ops.address(v) for v in self._norms)
         cos, sin = (t.data_ptr() for t in self._rope)
         self._struct = abi.DraftHead(
             _shape(config),
             config.target_hidden_size,
             config.draft_vocab_size,
-            int(config.norm_output),
-            int(config.norm_before_residual),
+            sum(getattr(config, name) << bit for bit, name in enumerate(SWITCHES)),
             abi.Layer(input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0),
             self._embedding.pointer,
-            hidden_norm,
-            norm,
-            fc_norm,
             fc.pointer,
             lm_head.pointer,
             self._target_ids.data_ptr(),
+            (ctypes.c_void_p * abi.MOST_HEAD_VECTORS)(*map(ops.address, self._vectors)),
         )
 
     @property

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from fledge.attention import paged_attention
 from fledge.base.errors import EngineError
-from fledge.draft.config import HeadConfig
+from fledge.draft.description import HeadConfig, HeadWeights
 from fledge.draft.race import Draws, foreseen
-from fledge.draft.weights import HeadWeights
 from fledge.native.abi import MOST_NODES
 from fledge.target.batch import ForwardBatch
 from fledge.target.qkv import rotate_and_store

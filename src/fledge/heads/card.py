@@ -7,7 +7,7 @@ from typing import Literal
 
 import yaml
 
-from fledge.draft.weights import HeadParts
+from fledge.draft.provenance import HeadParts
 from fledge.heads.forms import Form
 
 _SERVE = {
@@ -31,13 +31,12 @@ def model_card(head: HeadParts, form: Form | Literal["gguf"], name: str) -> str:
         **({"base_model": m.target_name} if "/" in m.target_name else {}),
     }
     parameters = sum(tensor.numel() for tensor in head.weights.trainable().values())
-    kind = "EAGLE-3.1" if c.fc_norm or c.norm_output else "EAGLE-3"
     facts = [
         ("target", target),
         ("target revision", m.target_revision or "not recorded"),
         ("target quantization", m.target_quantization or "not recorded"),
         ("chat template (hash)", m.template_hash or "not recorded"),
-        ("kind", kind),
+        ("kind", c.version),
         ("form", form),
         ("parameters", f"{parameters:,}"),
         ("draft vocabulary", f"{c.draft_vocab_size:,} of {c.vocab_size:,} tokens"),
@@ -51,8 +50,8 @@ def model_card(head: HeadParts, form: Form | Literal["gguf"], name: str) -> str:
         "---",
         f"# {name}",
         "",
-        f"An {kind} draft head for {target}. It makes decoding faster and leaves the output as it is. It belongs to",
-        "this one target: another revision or chat template costs acceptance without an error.",
+        f"An {c.version} draft head for {target}. It makes decoding faster and leaves the output as it is. It belongs",
+        "to this one target: another revision or chat template costs acceptance without an error.",
         "",
         "| | |",
         "|---|---|",

@@ -22,8 +22,8 @@ from fledge.base.checksums import sha256, unsealed
 from fledge.base.disk import neighbours
 from fledge.base.errors import HeadError, StorageError, TargetError, did_you_mean
 from fledge.base.storage import exists, join, read_bytes, remove, write_atomic, write_json, write_sealed
-from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.draft.weights import HeadParts, HeadWeights
+from fledge.draft.description import HeadConfig, HeadWeights
+from fledge.draft.provenance import HeadMetadata, HeadParts
 from fledge.heads.foreign import canonically_named, flat_config, head_config, head_metadata, head_weights
 from fledge.heads.forms import Form, form_config, form_tensors
 from fledge.sources.gguf import is_gguf

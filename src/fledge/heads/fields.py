@@ -10,16 +10,17 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fledge.draft.description import SWITCHES
 from fledge.target.rope_fields import rope_parameters, rotary_share
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 OTHER_LAYER_IDS = ("target_layer_ids", "target_hidden_layer_ids")  # whose convention isn't known
 
 _KNOWN = {  # why a field isn't refused: its names
-    "read": """architectures draft_vocab_size eagle_aux_hidden_state_layer_ids eagle_config fc_norm fledge head_dim
-        hidden_size intermediate_size layer_types max_position_embeddings norm_before_residual norm_output
-        num_attention_heads num_aux_hidden_states num_hidden_layers num_key_value_heads original_max_position_embeddings
-        partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window speculators_config
+    "read": """architectures draft_vocab_size eagle_aux_hidden_state_layer_ids eagle_config fledge head_dim hidden_size
+        intermediate_size layer_types max_position_embeddings num_attention_heads num_aux_hidden_states
+        num_hidden_layers num_key_value_heads original_max_position_embeddings partial_rotary_factor
+        rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window speculators_config
         speculators_model_type target_hidden_size use_aux_norm use_sliding_window vocab_size""",
     "names, versions and types": """adapters auto_map base_model base_model_name_or_path draft_model_type dtype
         modal_type model_type name problem_type speculators_version target_model target_model_name_or_path
@@ -45,7 +46,7 @@ _KNOWN = {  # why a field isn't refused: its names
         num_experts num_experts_per_tok num_local_experts num_nextn_predict_layers q_lora_rank qk_nope_head_dim
         qk_rope_head_dim routed_scaling_factor scoring_func tie_word_embeddings topk_group topk_method v_head_dim""",
 }
-_KNOWN_NAMES = frozenset(name for names in _KNOWN.values() for name in names.split())
+_KNOWN_NAMES = frozenset(name for names in _KNOWN.values() for name in names.split()).union(SWITCHES)
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # besides null, false, 0 and empty ones
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), ("silu", "swish")),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), (1,)),

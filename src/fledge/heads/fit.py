@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.draft.description import HeadConfig
+from fledge.draft.provenance import HeadMetadata
 from fledge.target.config import are_three_layers
 
 if TYPE_CHECKING:

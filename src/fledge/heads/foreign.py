@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import HeadError
-from fledge.draft.config import HeadConfig, HeadMetadata
-from fledge.draft.weights import HeadWeights
+from fledge.draft.description import LAYER, SWITCHES, TENSORS, HeadConfig, HeadWeights, TensorInfo
+from fledge.draft.provenance import HeadMetadata
 from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields
-from fledge.heads.forms import EMBEDDING, FC_NORMS, GATE_UP, LATER_LAYER, LAYER, PLAIN, QKV, REQUIRED
+from fledge.heads.forms import LATER_LAYER
 from fledge.target.rope_fields import read_rope
 
 _FORMER_PARTS = {  # SGLang's former names of parts
     LATER_LAYER: LAYER,
     **{f"aux_norm_{name}": f"fc_norm.{i}" for i, name in enumerate(("low", "mid", "high"))},
 }
-_USED = frozenset((*REQUIRED, *FC_NORMS, EMBEDDING, "d2t", "t2d"))
+_USED = frozenset(name for info in TENSORS.values() for name in info.names) | {"t2d"}
 _UNUSED = frozenset(
     ("verifier_norm.weight", "verifier_lm_head.weight")
 )  # the target's, which speculators trains with
@@ -141,25 +141,31 @@ def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str)
                 f"d2t and t2d of the head in {url} name different tokens; d2t must hold offsets, not ids: "
                 "export the head again"
             )
-    norms = [named[name] for name in FC_NORMS if name in named]
-    if flat.get("fc_norm") and len(norms) != len(FC_NORMS):
-        missing = next(name for name in FC_NORMS if name not in named)
-        raise HeadError(
-            f"the head in {url} has no tensor {missing}, though its config has fc_norm: export it again"
-        )
-    if norms and not flat.get("fc_norm"):
-        raise HeadError(
-            f"the head in {url} has fc_norm tensors, but its config doesn't switch them on: "
-            'write "fc_norm": true into its config.json if it was trained with them, or export it again'
-        )
+    fused: dict[str, Tensor] = {}
+    for field, info in TENSORS.items():
+        if info.switch:
+            _check_switched(info, named, flat, url)
+        if not info.frozen and (not info.switch or flat.get(info.switch)):
+            fused[field] = info.join({name: take(name) for name in info.names})
     return HeadWeights(
-        **{field: take(name) for field, name in PLAIN.items()},
-        qkv=torch.cat([take(name) for name in QKV]),
-        gate_up=torch.cat([take(name) for name in GATE_UP]),
+        **fused,
         d2t=torch.zeros(lm_head.shape[0], dtype=torch.int64) if d2t is None else d2t.long(),
-        embedding=named.get(EMBEDDING),
-        fc_norms=torch.stack(norms) if norms else None,
+        embedding=named.get(*TENSORS["embedding"].names),
     )
+
+
+def _check_switched(info: TensorInfo, named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str) -> None:
+    """Raise a HeadError unless tensors of a switch are there where it is on, and only there."""
+    missing, switch = [name for name in info.names if name not in named], info.switch
+    if flat.get(switch) and missing:
+        raise HeadError(
+            f"the head in {url} has no tensor {missing[0]}, though its config has {switch}: export it again"
+        )
+    if not flat.get(switch) and len(missing) < len(info.names):
+        raise HeadError(
+            f"the head in {url} has {switch} tensors, but its config doesn't switch them on: "
+            f'write "{switch}": true into its config.json if it was trained with them, or export it again'
+        )
 
 
 def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig:
@@ -181,9 +187,7 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             vocab_size=int(_number(flat, "vocab_size")),
             draft_vocab_size=w.lm_head.shape[0],
             target_hidden_size=w.fc.shape[1] // 3,
-            fc_norm=bool(flat.get("fc_norm")),
-            norm_output=bool(flat.get("norm_output")),
-            norm_before_residual=bool(flat.get("norm_before_residual")),
+            **{name: bool(flat.get(name)) for name in SWITCHES},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error

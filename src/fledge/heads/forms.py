@@ -20,31 +20,15 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import HeadError
-from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.draft.description import LAYER, SWITCHES, TENSORS, HeadConfig
+from fledge.draft.provenance import HeadMetadata, HeadParts
 from fledge.draft.vocabulary import DraftVocabulary
-from fledge.draft.weights import HeadParts
 from fledge.target.config import engine_feature_layers
 
 Form = Literal["sglang", "specforge", "eagle", "vllm", "speculators"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
-LAYER = "midlayer"  # the canonical prefix of the head's one decoder layer
 LATER_LAYER = "layers.0"
-PLAIN = {  # field of HeadWeights -> canonical name, for tensors stored as they are
-    "fc": "fc.weight",
-    "hidden_norm": f"{LAYER}.hidden_norm.weight",
-    "input_norm": f"{LAYER}.input_layernorm.weight",
-    "o": f"{LAYER}.self_attn.o_proj.weight",
-    "post_norm": f"{LAYER}.post_attention_layernorm.weight",
-    "down": f"{LAYER}.mlp.down_proj.weight",
-    "norm": "norm.weight",
-    "lm_head": "lm_head.weight",
-}
-QKV = tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv")
-GATE_UP = tuple(f"{LAYER}.mlp.{name}_proj.weight" for name in ("gate", "up"))
-EMBEDDING = "embed_tokens.weight"
-FC_NORMS = tuple(f"fc_norm.{i}.weight" for i in range(3))
-REQUIRED = (*PLAIN.values(), *QKV, *GATE_UP)  # engines replace missing ones by random or neutral values
 
 
 def check_form(name: str) -> Form:
@@ -71,17 +55,13 @@ def form_tensors(
 
 
 def canonical_tensors(head: HeadParts) -> dict[str, Tensor]:
-    """The head's floating-point tensors with their canonical names, in the order a forward uses them."""
-    w, c = head.weights, head.config
-    sizes = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
-    tensors = {} if w.embedding is None else {EMBEDDING: w.embedding}
-    if w.fc_norms is not None:
-        tensors |= dict(zip(FC_NORMS, w.fc_norms, strict=True))
-    tensors |= {PLAIN[field]: getattr(w, field) for field in ("fc", "input_norm", "hidden_norm")}
-    tensors |= dict(zip(QKV, w.qkv.split(sizes), strict=True))
-    tensors |= {PLAIN[field]: getattr(w, field) for field in ("o", "post_norm")}
-    tensors |= dict(zip(GATE_UP, w.gate_up.chunk(2), strict=True))
-    return tensors | {PLAIN[field]: getattr(w, field) for field in ("down", "norm", "lm_head")}
+    """The head's floating-point tensors with their canonical names."""
+    tensors: dict[str, Tensor] = {}
+    for name, info in TENSORS.items():
+        tensor = getattr(head.weights, name)
+        if tensor is not None and tensor.is_floating_point():
+            tensors |= info.split(head.config, tensor)
+    return tensors
 
 
 def form_config(head: HeadParts, form: Form, dtype: torch.dtype) -> dict[str, Any]:
@@ -95,7 +75,7 @@ def form_config(head: HeadParts, form: Form, dtype: torch.dtype) -> dict[str, An
         **_layer_config(c, torch_dtype),
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": c.target_hidden_size,
-        **_switches(c),
+        **dict.fromkeys(c.switches, True),
         **_layer_ids(m, form),
         "fledge": _provenance(m),
     }
@@ -147,19 +127,12 @@ def _speculators_config(c: HeadConfig, m: HeadMetadata, torch_dtype: str) -> dic
         "torch_dtype": torch_dtype,
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": None,
-        "norm_before_residual": c.norm_before_residual,  # explicit: the trainer and vLLM have different defaults
+        # Explicit: the trainer and vLLM have different defaults.
+        **{name: getattr(c, name) for name in SWITCHES},
         "norm_before_fc": False,
-        "fc_norm": c.fc_norm,
-        "norm_output": c.norm_output,
         **_layer_ids(m, "speculators"),
         "fledge": _provenance(m),
     }
-
-
-def _switches(c: HeadConfig) -> dict[str, Any]:
-    """EAGLE-3.1's two norms and speculators' residual; empty for a plain EAGLE-3 head."""
-    names = ("fc_norm", "norm_output", "norm_before_residual")
-    return {name: True for name in names if getattr(c, name)}
 
 
 def _layer_ids(m: HeadMetadata, form: Form) -> dict[str, Any]:

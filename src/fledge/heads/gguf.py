@@ -20,9 +20,10 @@ from torch import Tensor
 
 from fledge.base.errors import HeadError, TargetError
 from fledge.base.storage import local_path, write_atomic
-from fledge.draft.weights import HeadParts
+from fledge.draft.description import SWITCHES, TENSORS
+from fledge.draft.provenance import HeadParts
 from fledge.heads.fields import LAYER_IDS
-from fledge.heads.forms import EMBEDDING, GATE_UP, PLAIN, QKV, canonical_tensors
+from fledge.heads.forms import canonical_tensors
 from fledge.sources.gguf import is_gguf
 from fledge.sources.gguf_header import GgufHeader, GgufTensor
 from fledge.target.gguf_config import gguf_rope
@@ -37,20 +38,25 @@ GgufType = Literal["bf16", "f16", "f32", "q8_0", "q4_0"]
 TYPES: tuple[GgufType, ...] = get_args(GgufType)
 
 _ARCHITECTURE, _D2T, _FACTORS = "eagle3", "d2t", "rope_freqs.weight"
-_NAMES = {  # canonical name -> GGUF's
-    EMBEDDING: "token_embd.weight",
-    PLAIN["fc"]: "fc.weight",
-    PLAIN["input_norm"]: "blk.0.attn_norm.weight",
-    PLAIN["hidden_norm"]: "blk.0.attn_norm_2.weight",
-    **dict(zip(QKV, (f"blk.0.attn_{name}.weight" for name in "qkv"), strict=True)),
-    PLAIN["o"]: "blk.0.attn_output.weight",
-    PLAIN["post_norm"]: "blk.0.ffn_norm.weight",
-    **dict(zip(GATE_UP, ("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"), strict=True)),
-    PLAIN["down"]: "blk.0.ffn_down.weight",
-    PLAIN["norm"]: "output_norm.weight",
-    PLAIN["lm_head"]: "output.weight",
+_PARTS = {  # field of HeadWeights -> GGUF's names of its parts
+    "embedding": ["token_embd"],
+    "fc": ["fc"],
+    "input_norm": ["blk.0.attn_norm"],
+    "hidden_norm": ["blk.0.attn_norm_2"],
+    "qkv": ["blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v"],
+    "o": ["blk.0.attn_output"],
+    "post_norm": ["blk.0.ffn_norm"],
+    "gate_up": ["blk.0.ffn_gate", "blk.0.ffn_up"],
+    "down": ["blk.0.ffn_down"],
+    "norm": ["output_norm"],
+    "lm_head": ["output"],
 }
-_ROTATED = QKV[:2]
+_NAMES = {  # canonical name -> GGUF's
+    ours: f"{theirs}.weight"
+    for field, names in _PARTS.items()
+    for ours, theirs in zip(TENSORS[field].names, names, strict=True)
+}
+_ROTATED = TENSORS["qkv"].names[:2]
 _READ = frozenset(  # keys of the architecture, besides RoPE's
     [
         "attention.head_count",
@@ -63,7 +69,7 @@ _READ = frozenset(  # keys of the architecture, besides RoPE's
         "embedding_length",
         "feed_forward_length",
         "norm_before_fc",
-        "norm_before_residual",
+        *(name for name, switch in SWITCHES.items() if switch.llama_cpp),
         "target_hidden_size",
         "target_layers",
         "vocab_size",
@@ -167,7 +173,7 @@ def _config(header: GgufHeader) -> dict[str, Any]:
         "max_position_embeddings": number(header, "context_length"),
         "vocab_size": number(header, "vocab_size"),
         "target_hidden_size": number(header, "target_hidden_size"),
-        "norm_before_residual": bool(header.value("norm_before_residual")),
+        **{name: bool(header.value(name)) for name, switch in SWITCHES.items() if switch.llama_cpp},
         "norm_before_fc": bool(header.value("norm_before_fc")),
         "eagle_config": {LAYER_IDS: [int(layer) - 1 for layer in header.value("target_layers") or ()]},
     }
@@ -208,7 +214,7 @@ def _offsets(header: GgufHeader, stored: GgufTensor) -> Tensor:
 def _refuse(head: HeadParts) -> None:
     """Raise a HeadError for what llama.cpp's eagle3 doesn't compute."""
     c = head.config
-    named = [name for name in ("fc_norm", "norm_output") if getattr(c, name)]
+    named = [name for name in c.switches if not SWITCHES[name].llama_cpp]
     kind = (c.rope_scaling or {}).get("rope_type", "default")
     if kind not in ("default", "linear", "llama3", "frequency_factors"):
         named.append(f"RoPE scaling of the type {kind}")
@@ -226,7 +232,7 @@ def _sizes(head: HeadParts, target: Target) -> dict[str, Any]:
     return {
         "target_layers": [layer + 1 for layer in layers],
         "target_hidden_size": c.target_hidden_size,
-        "norm_before_residual": c.norm_before_residual,
+        **{name: getattr(c, name) for name, switch in SWITCHES.items() if switch.llama_cpp},
         "norm_before_fc": False,
         "block_count": 1,
         "context_length": c.max_position_embeddings,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import posixpath
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from fledge.base.errors import HeadError
-from fledge.draft.config import HeadConfig, HeadMetadata
+from fledge.draft.description import HeadConfig, HeadWeights, check_weights, initial_vectors
+from fledge.draft.provenance import HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
-from fledge.draft.weights import HeadWeights, check_weights
 from fledge.heads.checkpoint import read_parts, write_checksums, write_head
 from fledge.heads.fit import TargetShape, origin_misfits, shape_misfits
 from fledge.target.batch import one_sequence
@@ -66,8 +67,7 @@ class Head:
         target: Target,
         vocabulary: DraftVocabulary,
         *,
-        fc_norm: bool = False,
-        norm_output: bool = False,
+        switches: Collection[str] = (),
     ) -> Head:
         """A head initialised from the end of the target: its last layer, final norm and lm_head rows.
 
@@ -76,33 +76,30 @@ class Head:
         values of a deep residual stream. The embedding half of the attention's input starts in the values only, small
         and random, under a flat norm with the hidden half's magnitude; the target's own first norm nearly mutes it.
         """
-        config = HeadConfig.for_target(
-            target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output
-        )
+        config = HeadConfig.for_target(target.config, len(vocabulary), switches=switches)
         source = target.weights
         last, size = source.layers[-1], config.hidden_size
         gate_up, down = last.dense_mlp
         config = replace(config, intermediate_size=down.shape[1])  # that of a dense layer between experts
-        scale = 1.0 if fc_norm else 1.0 / _high_feature_rms(target)
+        scale = 1.0 if config.fc_norm else 1.0 / _high_feature_rms(target)
         fc = torch.zeros(size, 3 * config.target_hidden_size)
         fc[:, 2 * config.target_hidden_size :] = torch.eye(size) * scale
         from_embedding = torch.zeros(last.qkv.shape)
         values = from_embedding[-config.num_kv_heads * config.head_dim :]
         values.normal_(std=_VALUE_STD / math.sqrt(size), generator=torch.Generator().manual_seed(0))
-        weights = HeadWeights(
-            fc=fc,
-            hidden_norm=last.input_norm,
-            input_norm=torch.full_like(last.input_norm, float(last.input_norm.float().abs().mean())),
-            qkv=torch.cat((from_embedding, last.qkv.float().cpu()), dim=1),
-            o=last.o.float() * scale,
-            post_norm=last.post_norm,
-            gate_up=gate_up,
-            down=down.float() * scale,
-            norm=source.norm,
-            lm_head=source.lm_head[vocabulary.token_ids.to(source.lm_head.device)],
-            d2t=vocabulary.d2t,
-            fc_norms=torch.ones(3, config.target_hidden_size) if fc_norm else None,
-        )
+        copied = {
+            "fc": fc,
+            "hidden_norm": last.input_norm,
+            "input_norm": torch.full_like(last.input_norm, float(last.input_norm.float().abs().mean())),
+            "qkv": torch.cat((from_embedding, last.qkv.float().cpu()), dim=1),
+            "o": last.o.float() * scale,
+            "post_norm": last.post_norm,
+            "gate_up": gate_up,
+            "down": down.float() * scale,
+            "norm": source.norm,
+            "lm_head": source.lm_head[vocabulary.token_ids.to(source.lm_head.device)],
+        }
+        weights = HeadWeights(**initial_vectors(config) | copied, d2t=vocabulary.d2t)
         owned = {name: t.detach().float().cpu().clone() for name, t in weights.trainable().items()}
         return cls(config, replace(weights, **owned), HeadMetadata.of(target))
 

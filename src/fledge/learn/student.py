@@ -237,8 +237,7 @@ def new_head(
         target,
         vocabulary,
         keep_output=train.init == "lm_head",
-        fc_norm=train.fc_norm,
-        norm_output=train.norm_output,
+        switches=train.switches,
         sizes=train.head,
         metadata=metadata,
     )

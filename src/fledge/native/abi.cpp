@@ -22,7 +22,8 @@ const Mirrored* fledge_mirrored() {
       SIZE_OF(Recent), SIZE_OF(Hooks), SIZE_OF(Accepted),
       {"PAGE_SIZE", kPage}, {"MOST_NODES", kMostNodes}, {"MOST_THREADS", Team::kMaxThreads},
       {"PANEL", kPanel}, {"MOST_PARTS", Weight::kMostParts},
-      {"AHEAD", kAhead}, {"HEAD_TEMPERATURE_PERCENT", kHeadTemperaturePercent},
+      {"AHEAD", kAhead}, {"MOST_HEAD_VECTORS", kMostHeadVectors},
+      {"HEAD_TEMPERATURE_PERCENT", kHeadTemperaturePercent},
       {nullptr, 0},
   };
   return all;

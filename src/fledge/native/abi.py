@@ -17,6 +17,7 @@ MOST_THREADS = 64
 PANEL = 32  # outputs of a packed weight that lie together; each of its parts but the last has whole ones
 MOST_PARTS = 4  # of a packed weight
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
+MOST_HEAD_VECTORS = 16
 HEAD_TEMPERATURE_PERCENT = 90  # of the target's temperature; see draft/race.py
 
 
@@ -88,12 +89,10 @@ class DraftHead(Structure):
 
     _fields_ = [
         ("shape", Shape),
-        *((n, c_int) for n in ("target_hidden", "draft_vocabulary", "norm_output", "norm_before_residual")),
+        *((n, c_int) for n in ("target_hidden", "draft_vocabulary", "switches")),
         ("layer", Layer),
-        *(
-            (n, c_void_p)
-            for n in ("embedding", "hidden_norm", "norm", "fc_norm", "fc", "lm_head", "target_ids")
-        ),
+        *((n, c_void_p) for n in ("embedding", "fc", "lm_head", "target_ids")),
+        ("vectors", c_void_p * MOST_HEAD_VECTORS),
     ]
 
 
@@ -204,6 +203,7 @@ LIMITS = {
     "PANEL": PANEL,
     "MOST_PARTS": MOST_PARTS,
     "AHEAD": AHEAD,
+    "MOST_HEAD_VECTORS": MOST_HEAD_VECTORS,
     "HEAD_TEMPERATURE_PERCENT": HEAD_TEMPERATURE_PERCENT,
 }
 

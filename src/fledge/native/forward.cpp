@@ -29,14 +29,14 @@ void copy_bf16(bf16* out, const float* x, int width) {
 void copy_features(const DraftHead& h, const HeadOutputs& out, int r, bf16* x) {
   int width = h.target_hidden, fused = 3 * width;
   const bf16* f = out.features + static_cast<size_t>(out.feature_rows ? out.feature_rows[r] : r) * fused;
-  if (!h.fc_norm) {
+  if (!h.has(kFcNorm)) {
     std::memcpy(x, f, static_cast<size_t>(fused) * sizeof(bf16));
     return;
   }
   std::vector<float> wide(width);
   for (int at = 0; at < fused; at += width) {
     for (int i = 0; i < width; i += 16) store(wide.data() + i, load_bf16(f + at + i));
-    rms_norm(wide.data(), h.fc_norm + at, x + at, width, h.shape.eps);
+    rms_norm(wide.data(), h.vectors[kFcNorms] + at, x + at, width, h.shape.eps);
   }
 }
 
@@ -46,8 +46,8 @@ void join_inputs(const DraftHead& h, int token, float* residual, bf16* x) {
   std::vector<float> embedded(s.hidden);
   unpack_row(*h.embedding, token, embedded.data());
   rms_norm(embedded.data(), h.layer.input_norm, x, s.hidden, s.eps);
-  rms_norm(residual, h.hidden_norm, x + s.hidden, s.hidden, s.eps);
-  if (h.norm_before_residual)
+  rms_norm(residual, h.vectors[kHiddenNorm], x + s.hidden, s.hidden, s.eps);
+  if (h.has(kNormBeforeResidual))
     for (int i = 0; i < s.hidden; i += 16) store(residual + i, load_bf16(x + s.hidden + i));
 }
 
@@ -226,8 +226,8 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
     t.for_each(id, wanted, [&](int m) {
       const float* x = residual(out.logit_rows && !narrows ? out.logit_rows[m] : m);
       size_t at = static_cast<size_t>(m) * s.hidden;
-      rms_norm(x, h->norm, lm_inputs.data + at, s.hidden, s.eps);
-      if (h->norm_output) std::memcpy(out.hidden + at, lm_inputs.data + at, s.hidden * sizeof(bf16));
+      rms_norm(x, h->vectors[kNorm], lm_inputs.data + at, s.hidden, s.eps);
+      if (h->has(kNormOutput)) std::memcpy(out.hidden + at, lm_inputs.data + at, s.hidden * sizeof(bf16));
       else copy_bf16(out.hidden + at, x, s.hidden);
     });
     gemm(t, id, lm_inputs.data, s.hidden, wanted, *h->lm_head, [&](int m, int p, const float* c) {

@@ -32,14 +32,22 @@ struct DecoderOutputs {  // what a forward writes; null: not wanted
   const uint32_t* allowed;   // [count, ceil(V / 32)], bits of what may be chosen; null: anything
 };
 
+// In the order of HeadConfig's switches and of HeadWeights' vectors (draft/description.py).
+enum HeadSwitch { kFcNorm, kNormOutput, kNormBeforeResidual };
+enum HeadVector { kHiddenNorm, kInputNorm, kPostNorm, kNorm, kFcNorms /* [3, target_hidden] */ };
+constexpr int kMostHeadVectors = 16;
+
 struct DraftHead {
   fledge::Shape shape;
-  int target_hidden, draft_vocabulary, norm_output, norm_before_residual;
+  int target_hidden, draft_vocabulary;
+  int switches;  // bits of HeadSwitch
   fledge::Layer layer;
   const fledge::Weight* embedding;
-  const float *hidden_norm, *norm, *fc_norm;  // fc_norm [3, target_hidden] or null
   const fledge::Weight *fc, *lm_head;
   const int64_t* target_ids;  // [draft_vocabulary]
+  const float* vectors[kMostHeadVectors];  // null: switched off
+
+  bool has(HeadSwitch s) const { return switches >> s & 1; }
 };
 
 struct HeadOutputs {  // what a forward reads besides the batch, and what it writes

@@ -19,7 +19,7 @@ from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
 from fledge.data import PromptOptions, RespondOptions
 from fledge.draft import DraftVocabulary, HeadConfig
-from fledge.draft.weights import weight_shapes
+from fledge.draft.description import weight_shapes
 from fledge.engine import Engine, SamplingParams
 from fledge.features import FeatureSample, bytes_per_token
 from fledge.heads import Head

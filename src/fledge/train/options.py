@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, create_model, field_validator
 
 from fledge.base.errors import EngineError, RecipeError
 from fledge.base.options import RecipePart
 from fledge.base.plugs import imported
+from fledge.draft.description import SWITCHES
 from fledge.draft.options import HeadOptions
 
 if TYPE_CHECKING:
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
 _KL = "kl"
 
 
-class TrainOptions(RecipePart):
+_FIELDS: dict[str, Any] = {
+    name: (bool, Field(False, description=switch.says))
+    for name, switch in SWITCHES.items()
+    if switch.trainable
+}
+_HeadSwitches = create_model("_HeadSwitches", __base__=RecipePart, **_FIELDS)
+
+
+class TrainOptions(_HeadSwitches):
     """Training of the draft head."""
 
     init_head: str | None = Field(
@@ -34,8 +43,6 @@ class TrainOptions(RecipePart):
     )
     draft_vocab_size: int = Field(8192, ge=1, description="tokens the head can propose, most frequent first")
     head: HeadOptions = Field(HeadOptions(), description="sizes of a new head's layer")
-    fc_norm: bool = Field(False, description="EAGLE-3.1: a norm on each of the three features")
-    norm_output: bool = Field(False, description="EAGLE-3.1: pass on the output after the final norm")
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
     )
@@ -99,6 +106,11 @@ class TrainOptions(RecipePart):
         if loss != _KL and not re.fullmatch(r"[\w.]+:\w+", loss):
             raise ValueError(f"{loss!r} is neither kl nor a function; write a function as module:name")
         return loss
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The switches of a new head that are on."""
+        return tuple(name for name in _HeadSwitches.model_fields if getattr(self, name))
 
     @property
     def step_weights(self) -> list[float]:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from fledge.base.errors import DataError
 from fledge.draft import DraftVocabulary, HeadConfig, HeadMetadata, HeadWeights, count_generated
+from fledge.draft.description import SWITCHES, initial_vectors, weight_shapes
 from fledge.draft.options import HeadOptions
-from fledge.draft.weights import weight_shapes
 from fledge.features import SampleInfo
 from fledge.heads import Head
 from fledge.target import Target
@@ -46,14 +45,12 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
         vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
-        norms: dict[str, Any] = {"fc_norm": options.fc_norm, "norm_output": options.norm_output}
+        switches = options.switches
         if options.init == "target":
-            head = Head.from_target(target, vocabulary, **norms)
+            head = Head.from_target(target, vocabulary, switches=switches)
         else:
-            sizes = options.head
-            head = random_head(
-                target, vocabulary, keep_output=options.init == "lm_head", sizes=sizes, **norms
-            )
+            keeps, sizes = options.init == "lm_head", options.head
+            head = random_head(target, vocabulary, keep_output=keeps, switches=switches, sizes=sizes)
         covered = vocabulary.coverage
     logger.info(
         "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",
@@ -84,8 +81,7 @@ def random_head(
     vocabulary: DraftVocabulary,
     *,
     keep_output: bool = False,
-    fc_norm: bool = False,
-    norm_output: bool = False,
+    switches: Collection[str] = (),
     sizes: HeadOptions = HeadOptions(),
     metadata: HeadMetadata | None = None,
 ) -> Head:
@@ -93,29 +89,27 @@ def random_head(
 
     `keep_output` copies the final norm and lm_head from the target. `metadata`: the target's, unless it is to be asked.
     """
-    config = HeadConfig.for_target(
-        target.config, len(vocabulary), fc_norm=fc_norm, norm_output=norm_output, sizes=sizes
-    )
+    config = HeadConfig.for_target(target.config, len(vocabulary), switches=switches, sizes=sizes)
     generator = torch.Generator().manual_seed(0)
     source = target.ends
-    copied: dict[str, Tensor] = {}
+    known = initial_vectors(config)
     if keep_output:
         rows = source.lm_head[vocabulary.token_ids.to(source.lm_head.device)]
-        copied = {"norm": source.norm.float().cpu().clone(), "lm_head": rows.float().cpu()}
+        known |= {"norm": source.norm.float().cpu().clone(), "lm_head": rows.float().cpu()}
 
-    def fresh(name: str, shape: tuple[int, ...]) -> Tensor:
-        if name == "fc_norms" or len(shape) == 1:
-            return torch.ones(shape)
+    def drawn(shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape).normal_(std=1 / math.sqrt(shape[1]), generator=generator)
 
-    shapes = weight_shapes(config)
-    weights = copied | {name: fresh(name, shape) for name, shape in shapes.items() if name not in copied}
+    shapes = weight_shapes(config).items()
+    weights = known | {name: drawn(shape) for name, shape in shapes if name not in known}
     return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), metadata or HeadMetadata.of(target))
 
 
 def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:
     """Training continues from a head with its own shape; warn of options for a new head that differ."""
-    requested = {key: getattr(options, key) for key in ("draft_vocab_size", "fc_norm", "norm_output")}
+    requested = {
+        key: getattr(options, key) for key in ("draft_vocab_size", *SWITCHES) if hasattr(options, key)
+    }
     requested = {key: value for key, value in requested.items() if key in options.model_fields_set}
     requested |= options.head.model_dump(exclude_none=True)
     for key, value in requested.items():

@@ -12,13 +12,13 @@ it is projected once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.draft import HeadConfig, HeadWeights
+from fledge.draft.description import TENSORS, HeadConfig, HeadWeights
 from fledge.target.rope import rope_tables
 from fledge.train import attention_flex
 from fledge.train.attention import UnrollAttention
@@ -133,7 +133,7 @@ class UnrolledHead:
             return features
         parts = features.split(self.config.target_hidden_size, dim=1)
         return torch.cat(
-            [self._norm(part.contiguous(), f"fc_norm{i}") for i, part in enumerate(parts)], dim=1
+            [self._norm(part.contiguous(), f"fc_norms{i}") for i, part in enumerate(parts)], dim=1
         )
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -150,16 +150,20 @@ class UnrolledHead:
 def _split(w: HeadWeights) -> dict[str, Tensor]:
     """The trained tensors by name, lm_head first. The attention's two input halves are separate matrices."""
     named = w.trainable()
-    qkv, fc_norms = named.pop("qkv"), named.pop("fc_norms", None)
-    embedding, hidden = qkv.chunk(2, dim=1)
+    embedding, hidden = named.pop("qkv").chunk(2, dim=1)
     named |= {"qkv_embedding": embedding, "qkv_hidden": hidden}
-    if fc_norms is not None:
-        named |= {f"fc_norm{i}": row for i, row in enumerate(fc_norms)}
+    for name in _rows(named):
+        named |= {f"{name}{i}": row for i, row in enumerate(named.pop(name))}
     return named
+
+
+def _rows(names: Iterable[str]) -> list[str]:
+    """Those of the tensors that are rows of vectors, each trained as a vector."""
+    return [name for name in names if name in TENSORS and TENSORS[name].stacked]
 
 
 def _join(named: dict[str, Tensor], like: HeadWeights) -> HeadWeights:
     qkv = torch.cat((named.pop("qkv_embedding"), named.pop("qkv_hidden")), dim=1)
-    norms = [named.pop(f"fc_norm{i}") for i in range(3) if f"fc_norm{i}" in named]
-    fc_norms = torch.stack(norms) if norms else None
-    return HeadWeights(**named, qkv=qkv, fc_norms=fc_norms, d2t=like.d2t, embedding=like.embedding)
+    for name in _rows(like.trainable()):
+        named[name] = torch.stack([named.pop(f"{name}{i}") for i in range(len(TENSORS[name].names))])
+    return HeadWeights(**named, qkv=qkv, d2t=like.d2t, embedding=like.embedding)

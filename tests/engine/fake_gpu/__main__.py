@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fledge.draft import HeadConfig, HeadWeights, TorchHeadRunner
-from fledge.draft.weights import weight_shapes
+from fledge.draft.description import weight_shapes
 from fledge.engine import PLAIN, SamplingParams, TreeShape
 from fledge.engine.build import EngineParts, build_parts
 from fledge.engine.core import EngineCore
