@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fledge.base.errors import HeadError
 from fledge.draft.options import HeadOptions
-from fledge.target.config import DecoderConfig
+
+if TYPE_CHECKING:  # options of training, which --help shows, don't wait for torch
+    import torch
+    from torch import Tensor
+
+    from fledge.target.config import DecoderConfig
 
 LAYER = "midlayer"  # the canonical prefix of the head's one decoder layer
 
@@ -56,6 +58,8 @@ class TensorInfo(NamedTuple):
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The tensor, from its parts by canonical name."""
+        import torch
+
         found = [parts[name] for name in self.names]
         if len(found) == 1:
             return found[0]
@@ -216,6 +220,8 @@ def weight_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 def initial_vectors(config: HeadConfig) -> dict[str, Tensor]:
     """The trained tensors of a new head that aren't drawn, by name, float32."""
+    import torch
+
     return {
         name: torch.full(info.shape(config), info.initial)
         for name, info in trained(config).items()
@@ -225,6 +231,8 @@ def initial_vectors(config: HeadConfig) -> dict[str, Tensor]:
 
 def check_weights(config: HeadConfig, w: HeadWeights) -> None:
     """Raise a HeadError unless these weights are a head of this config."""
+    import torch
+
     expected = weight_shapes(config) | {"d2t": (config.draft_vocab_size,)}
     if w.embedding is not None:
         expected["embedding"] = TENSORS["embedding"].shape(config)
