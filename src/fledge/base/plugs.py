@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -29,3 +31,27 @@ def imported(path: str) -> Any:
     if not hasattr(found, name):
         raise RecipeError(f"the module {module!r} ({getattr(found, '__file__', 'built in')}) has no {name!r}")
     return getattr(found, name)
+
+
+def made(call: str) -> Any:
+    """The result of calling `module:name` or `module:name(key=value, ...)`; a value that is no literal is text.
+
+    Raises a RecipeError like `imported`, and a ValueError where the call fails.
+    """
+    path, arguments = call, ""
+    if match := re.fullmatch(r"([^()]*)\((.*)\)", call.strip()):
+        path, arguments = match.groups()
+    kind, values = imported(path.strip()), {}
+    for argument in re.split(r",(?![^\[({]*[\])}])", arguments) if arguments.strip() else []:
+        key, equals, value = (part.strip() for part in argument.partition("="))
+        if not (equals and key.isidentifier()):
+            raise ValueError(f"{argument.strip()!r} isn't key=value")
+        try:
+            values[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            values[key] = value
+    try:
+        return kind(**values)
+    except Exception as error:
+        how = f"with {arguments}" if values else "without arguments"
+        raise ValueError(f"calling it {how} failed: {error}") from error

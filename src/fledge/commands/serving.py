@@ -82,7 +82,7 @@ def serve(
         return
     options = _SERVER.made(given, api_keys=read_keys(api_key_file, os.environ))
     limits, learning = _ENGINE.made(given), _LEARN.made(given) if learn else None
-    if plain and limits.drafter is None and limits.tree is not None:
+    if plain and limits.own_drafter is None and limits.tree is not None:
         raise EngineError("--tree is a tree of drafts: leave --plain out")
     from fledge.server import serve as run_server
     from fledge.server.gate import check_clients

@@ -32,6 +32,7 @@ from fledge.base.lazy import on_first_use
 if TYPE_CHECKING:
     from fledge.engine.drafters.drafter import Candidates, Drafter
     from fledge.engine.drafters.lookup import Lookup
+    from fledge.engine.drafters.proposer import Proposer, ProposerStats, RunningText
     from fledge.engine.engine import Engine, Piece, Prompt
     from fledge.engine.logprobs import TokenLogprob
     from fledge.engine.options import EngineOptions
@@ -60,6 +61,9 @@ __all__ = [
     "Piece",
     "PlannedShape",
     "Prompt",
+    "Proposer",
+    "ProposerStats",
+    "RunningText",
     "SamplingOptions",
     "SamplingParams",
     "StepResult",

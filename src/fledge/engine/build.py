@@ -16,6 +16,7 @@ from fledge.draft.runner import HeadRunner
 from fledge.engine.batch import BatchSizes, RunningBatch
 from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.drafters.eagle import Eagle, HeadSizes
+from fledge.engine.drafters.proposer import Proposers
 from fledge.engine.flight import Flight, make_flight
 from fledge.engine.forwards import TargetForward
 from fledge.engine.measure import measure_cost
@@ -51,6 +52,7 @@ class EngineParts:
     rounds: Rounds
     target: TargetForward
     drafter: Drafter | None
+    proposers: Proposers | None
     pool: PagePool
     batch: RunningBatch
     scheduler: Scheduler
@@ -89,7 +91,7 @@ def refuse_overlap(device: torch.device) -> None:
 
 def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOptions) -> EngineParts:
     """Build all parts of an engine. Raises an EngineError if its limits leave no room for a request."""
-    own = options.drafter
+    own = options.own_drafter
     if options.tree == PLAIN:
         head = own = None
     speculates = head is not None or own is not None
@@ -113,7 +115,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
     pages = pool.pages_for(context + reserve)
     topk = max(shape.topk for shape in bounds) if speculates else 0
     selection = SelectionRows(options.max_batch, decoder.config.vocab_size, decoder.device)
-    eagle = None
+    eagle = proposers = None
     if head is not None:
         head_sizes = HeadSizes(
             rows=options.max_batch,
@@ -124,10 +126,12 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
             pending=_PENDING_PAGES * decoder.page_size if adaptive else 0,
             last_position=last_position,
         )
-        eagle = Eagle(head, head_sizes, selection, decoder.dtype, decoder.device)
+        if options.proposers:
+            proposers = Proposers(options.proposers, decoder.config.vocab_size, options.max_batch)
+        eagle = Eagle(head, head_sizes, selection, decoder.dtype, decoder.device, proposers)
     drafter = eagle or own
     history = context + reserve + 1 if lookup or own else 0
-    states: list[SettledState] = [selection] if drafter is None else [selection, drafter]
+    states: list[SettledState] = [one for one in (selection, drafter, proposers) if one is not None]
     # Recorded rounds look at histories as long as they can become.
     sizes = BatchSizes(options.max_batch, pages, history, 0 if recorded else decoder.page_size)
     verifier, clock = Verifier(target, selection), PhaseClock()
@@ -158,6 +162,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         rounds=Rounds(backend, batch, drafter, clock),
         target=target,
         drafter=drafter,
+        proposers=proposers,
         pool=pool,
         batch=batch,
         scheduler=Scheduler(
@@ -188,8 +193,10 @@ def _recorded(
     wanted = options.cuda_graphs
     if wanted is None:
         experts, gpu = decoder.config.experts, decoder.device.type == "cuda"
-        reads = (own is not None and not own.recordable) or (
-            experts is not None and waits(experts, decoder.config.hidden_size, decoder.dtype)
+        reads = (
+            bool(options.proposers)
+            or (own is not None and not own.recordable)
+            or (experts is not None and waits(experts, decoder.config.hidden_size, decoder.dtype))
         )
         wanted = gpu and find_spec("triton") is not None and not reads
     if not wanted:
@@ -276,6 +283,8 @@ def _with_lookup(head: HeadRunner | None, options: EngineOptions) -> tuple[TreeS
     tree, lookup = options.tree, options.lookup
     if head is None:
         return tree, 0
+    if lookup is None and options.proposers:
+        lookup = LOOKUP if tree is None else tree.lookup or LOOKUP
     if tree is None:
         return None, LOOKUP if lookup is None else lookup
     if lookup is not None:

@@ -41,6 +41,7 @@ class EngineCore:
 
     def __init__(self, parts: EngineParts, decode_text: Callable[[Request], str]) -> None:
         self._rounds, self._target, self._batch = parts.rounds, parts.target, parts.batch
+        self._proposers = parts.proposers
         self._drafter, self._flight, self._clock = parts.drafter, parts.flight, parts.clock
         self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
         self._own_kernels, self._max_context = parts.own_kernels, parts.max_context
@@ -218,6 +219,7 @@ class EngineCore:
             kv_usage=1 - pool.free_pages / (pool.pages - 1),
             phases=self._phases(),
             shapes=counts.shapes_used(),
+            proposers={} if self._proposers is None else self._proposers.stats(),
         )
 
     def _phases(self) -> PhaseSeconds:
@@ -359,6 +361,8 @@ class EngineCore:
         counts.count_shape(drafted.shape, len(running), done.tokens, seconds - result.catch_up)
         if accepted:
             self._planner.learn(done)
+        if self._proposers is not None and drafted.proposal is not None:
+            self._proposers.observe(drafted.proposal, rows)
 
     def _deliver(self, request: Request, emitted: Emitted, tree: TreeTrace | None = None) -> None:
         completion = None

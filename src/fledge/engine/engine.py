@@ -76,6 +76,8 @@ class Engine:
         runner = (
             head_runner(target, head, draft_weights=options.draft_weights) if isinstance(head, Head) else head
         )
+        for proposer in options.proposers:
+            proposer.start(target)
         parts = build_parts(target.decoder, runner, options)
         self.max_batch, self.recorder = options.max_batch, options.recorder
         self.head_name = head.name if isinstance(head, Head) else ""

@@ -47,20 +47,27 @@ def _shape(value: object) -> object:
 
 def _drafter(value: object) -> object:
     """An instance of a drafter that is given as `module:Class`; any other value must be a drafter already."""
-    from fledge.base.plugs import imported
+    from fledge.base.plugs import made
     from fledge.engine.drafters.drafter import Drafter
+    from fledge.engine.drafters.proposer import Proposer
 
-    if not isinstance(value, str):
-        if value is None or isinstance(value, Drafter):
-            return value
-        raise ValueError("derive it from fledge.engine.Drafter")
-    kind = imported(value)
-    if not (isinstance(kind, type) and issubclass(kind, Drafter)):
-        raise ValueError("name a class that derives from fledge.engine.Drafter")
-    try:
-        return kind()
-    except Exception as error:
-        raise ValueError(f"calling it without arguments failed: {error}") from error
+    if isinstance(value, str):
+        value = made(value)
+    if value is None or isinstance(value, Drafter | Proposer):
+        return value
+    raise ValueError("name a class that derives from fledge.engine.Drafter or fledge.engine.Proposer")
+
+
+def _proposals(value: object) -> object:
+    """Instances of proposers; each is given as one, or as `module:Class`."""
+    from fledge.engine.drafters.proposer import Proposer
+
+    if not isinstance(value, list | tuple):
+        raise ValueError("give a list of proposers")
+    found = tuple(map(_drafter, value))
+    if not all(isinstance(one, Proposer) for one in found):
+        raise ValueError("derive each from fledge.engine.Proposer")
+    return found
 
 
 class EngineOptions(Options):
@@ -83,7 +90,11 @@ class EngineOptions(Options):
     )
     drafter: Annotated[Any, BeforeValidator(_drafter), Flag(metavar="MODULE:CLASS")] = Field(
         None,
-        description="a drafter of your own in place of a head, or fledge.engine:Lookup for prompt lookup alone",
+        description="a drafter of your own in place of a head, fledge.engine:Lookup for prompt lookup alone, or a "
+        "proposer of your own beside the head; with arguments as in module:Class(file=words.txt)",
+    )
+    proposals: Annotated[Any, BeforeValidator(_proposals), Flag(hidden=True)] = Field(
+        (), description="proposers of your own beside the head, fledge.engine.Proposer"
     )
     tree: Annotated[TreeShape | None, BeforeValidator(_shape), Flag(metavar="DEPTH-TOPK-NODES")] = Field(
         None,
@@ -111,17 +122,34 @@ class EngineOptions(Options):
         "(fledge.learn); on a CPU",
     )
 
+    @property
+    def own_drafter(self) -> Any:
+        """A drafter in place of a head, if any."""
+        return None if self.drafter in self.proposers else self.drafter
+
+    @property
+    def proposers(self) -> tuple[Any, ...]:
+        """All that propose beside a head."""
+        from fledge.engine.drafters.proposer import Proposer
+
+        return (*self.proposals, *([self.drafter] if isinstance(self.drafter, Proposer) else ()))
+
     def check_head(self, *, given: bool) -> None:
         """Raise an EngineError for what needs a draft head, if there is none to be."""
-        if self.drafter is not None and given:
+        if self.proposers and (not given or self.lookup == 0 or self.tree == PLAIN):
+            raise EngineError(
+                "proposals join a head's trees, where prompt lookup's do; give a head, and lookup 1 or more, or leave "
+                "them out"
+            )
+        if self.own_drafter is not None and given:
             raise EngineError("there are a head and a drafter; leave one of them out")
         if not given and self.draft_weights is not None:
             raise EngineError("draft_weights is for a draft head; give the engine one or leave it out")
-        if self.lookup and not given and self.drafter is not None:
+        if self.lookup and not given and self.own_drafter is not None:
             raise EngineError(
                 f"lookup={self.lookup} is merged into a head's trees; leave it out, or give a head"
             )
-        given = given or self.drafter is not None
+        given = given or self.own_drafter is not None
         if not given and self.tree not in (None, PLAIN):
             raise EngineError(f"{self.tree} needs a draft head; give the engine one or leave tree out")
         if self.lookup and (not given or self.tree == PLAIN):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fledge.engine.drafters.proposer import ProposerStats
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.shapes import TreeShape
 
@@ -47,6 +48,7 @@ class EngineStats:
     kv_usage: float  # share of the KV pool's pages in use
     phases: PhaseSeconds  # `host` and `hidden` over `rounds`: exposed and hidden host time per round
     shapes: list[PlannedShape]  # the trees that were verified and what came of them, most used first
+    proposers: Mapping[str, ProposerStats]  # what proposes beside the head, by name
 
     @property
     def tau(self) -> float:

@@ -95,7 +95,7 @@ def load_engine(
     learn: LearnOptions | None = None,
 ) -> Engine:
     """The engine, after checks that report problems before loading fails half-way."""
-    plain = plain or (head is None and limits.drafter is not None)
+    plain = plain or (head is None and limits.own_drafter is not None)
     limits.check_head(given=not plain or learn is not None)
     if learn is not None and limits.tree == PLAIN:
         raise ServerError(

@@ -35,6 +35,7 @@ from fledge.engine.drafters.drafter import Candidates, Drafter, Prompts
 from fledge.engine.drafters.growth import TreeGrowth
 from fledge.engine.drafters.guided import guided
 from fledge.engine.drafters.lookup import proposal
+from fledge.engine.drafters.proposer import Proposers
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.rounds.tree import Accepted
 from fledge.engine.sampling import draws
@@ -79,8 +80,10 @@ class Eagle(Drafter):
         selection: SelectionRows,
         dtype: torch.dtype,
         device: torch.device,
+        proposers: Proposers | None = None,
     ) -> None:
-        """`dtype` is the target's, of hidden states and features."""
+        """`dtype` is the target's, of hidden states and features; `proposers`: what proposes beside the head."""
+        self.proposers = proposers
         rows, kept = sizes.rows, sizes.pending
         self.runner, self.sizes, self.selection, self.device = runner, sizes, selection, device
         self.vocabulary, self.remembers = runner.config.draft_vocab_size, kept
@@ -124,7 +127,9 @@ class Eagle(Drafter):
     def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
         """Grow trees from the carried first level, level by level, with what prompt lookup proposes."""
         now, bound, state = batch.view(), plan.bound, self.view(batch.size)
-        copied = proposal(batch, self.selection, plan, bound.lookup) if bound.lookup else None
+        copied = None
+        if bound.lookup:
+            copied = proposal(batch, self.selection, plan, bound.lookup, self.proposers)
         growth = TreeGrowth(now.bonus[:, None], copied)
         if not bound.depth:
             return growth.candidates()

@@ -25,6 +25,7 @@ from fledge.engine.drafters.drafter import Candidates, Drafter
 from fledge.engine.drafters.growth import TreeGrowth
 from fledge.engine.drafters.guided import guided
 from fledge.engine.drafters.proposal import LONGEST, Proposal
+from fledge.engine.drafters.proposer import Proposers
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.selection import SelectionRows
 
@@ -41,10 +42,17 @@ class Lookup(Drafter):
         return TreeGrowth(now.bonus[:, None], copied).candidates()
 
 
-def proposal(batch: RunningBatch, selection: SelectionRows, plan: RoundPlan, tokens: int) -> Proposal:
-    """Prompt lookup's proposal and, for structured outputs, the tokens that the grammar forces."""
+def proposal(
+    batch: RunningBatch,
+    selection: SelectionRows,
+    plan: RoundPlan,
+    tokens: int,
+    proposers: Proposers | None = None,
+) -> Proposal:
+    """Prompt lookup's proposal or a proposer's and, for structured outputs, the tokens that the grammar forces."""
     now, guide = batch.view(), guided(selection.followers())
     found = find(batch.history(), now.length, tokens, plan.match_rates.log_rates(batch.device))
+    found = found if proposers is None else proposers.compete(found, batch)
     return found if guide is None else guide.proposal(found)
 
 

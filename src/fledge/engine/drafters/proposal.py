@@ -22,7 +22,7 @@ class Proposal(NamedTuple):
 
     token_ids: Tensor  # [B, M] int64; -1 throughout where nothing repeats
     log_probs: Tensor  # [B, M] float32, each token's given those before it; -inf where there is none
-    matched: Tensor  # [B] int64, length of the match; 0: none
+    matched: Tensor  # [B] int64, length of the match; 0: none; -1 - n: it is proposer n's (proposer.py)
 
 
 class MatchRates:
@@ -41,7 +41,7 @@ class MatchRates:
         for matched, proposed, (count, *emitted) in zip(
             proposal.matched.tolist(), proposal.token_ids.tolist(), rows, strict=True
         ):
-            if not matched:
+            if matched <= 0:
                 continue
             for step, (guess, token) in enumerate(zip(proposed, emitted[:count], strict=False)):
                 self._count(min(matched + step, LONGEST) - 1, guess == token)

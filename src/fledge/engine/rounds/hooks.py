@@ -1,6 +1,6 @@
 """Callbacks from a native round into Python: calls that C++ makes between its own steps (`Hooks` in round.h).
 
-    draft   -> allow     between levels: what a grammar forbids isn't drafted (structured outputs)
+    draft   -> allow     before and between levels: proposals of one's own; what a grammar forbids isn't drafted
     verify  -> verify    the target's forward with what is done with logits: penalties, bias, log probabilities, masks
 
 Most rounds have none. An exception in a hook ends the round, and is raised behind it.
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fledge.engine.batch import RunningBatch
-from fledge.engine.drafters.guided import GuidedDrafts, guided
+from fledge.engine.drafters.guided import guided
+from fledge.engine.drafters.proposer import Proposers
 from fledge.engine.rounds.native_draft import NativeDraft
 from fledge.engine.rounds.tree import Verified
 from fledge.engine.rounds.verifier import Verifier
@@ -39,6 +40,7 @@ class RoundHooks:
         first_level: int,
         topk: int,
         features: bool,
+        proposers: Proposers | None = None,
     ) -> None:
         """`first_level`: candidates that are carried for each request; `topk` nodes of each level are expanded."""
         self._target, self._batch, self._draft, self._features = target, batch, draft, features
@@ -47,7 +49,8 @@ class RoundHooks:
         self._failure: BaseException | None = None
         self.verified: Verified | None = None
         wanted: list[Any] = [None, None]
-        if self._guide is not None:
+        self._proposers = proposers
+        if self._guide is not None or proposers is not None:
             wanted[0] = _ALLOW(self._guarded(self._allow))
         if target.selection.wants_logits:
             wanted[1] = _VERIFY(self._guarded(self._verify))
@@ -72,9 +75,11 @@ class RoundHooks:
 
     def _allow(self, level: int, frontier: int, parents: int, children: int, log_probs: int) -> None:
         guide, size, topk = self._guide, self._batch.size, self._topk
-        assert guide is not None
         if level == 0:
-            self._guide_lookup(guide)
+            self._change_proposal()
+        if guide is None:
+            return
+        if level == 0:
             width = self._first_level
             if topk:
                 tokens, scores = _ids(children, size, width), _floats(log_probs, size, width)
@@ -86,11 +91,17 @@ class RoundHooks:
         scores = _floats(log_probs, size * topk, topk)
         scores.copy_(guide.kept(_ids(children, size * topk, topk), scores))
 
-    def _guide_lookup(self, guide: GuidedDrafts) -> None:
-        """Propose prompt lookup's tokens as far as the grammar allows them, and the tokens that the grammar forces."""
-        if self._draft.proposal is not None:
-            for old, new in zip(self._draft.proposal, guide.proposal(self._draft.proposal), strict=True):
-                old.copy_(new)
+    def _change_proposal(self) -> None:
+        """Let proposers compete with prompt lookup, then the grammar allow and force tokens."""
+        found = changed = self._draft.proposal
+        if found is None or changed is None:
+            return
+        if self._proposers is not None:
+            changed = self._proposers.compete(changed, self._batch)
+        if self._guide is not None:
+            changed = self._guide.proposal(changed)
+        for old, new in zip(found, changed, strict=True):
+            old.copy_(new)
 
     def _verify(self, chosen: int, features: int, hidden: int) -> None:
         draft, ready = self._draft, self._draft.ready

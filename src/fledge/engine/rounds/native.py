@@ -96,12 +96,18 @@ class NativeRound:
         return counts
 
     def _hooks(self, draft: NativeDraft, plan: RoundPlan, *, recent: bool) -> RoundHooks | None:
-        if not self.target.selection.wants_logits:
+        proposers = None
+        if self.drafter is not None and plan.bound.lookup and self.batch.speculating().some:
+            proposers = self.drafter.proposers
+        if proposers is None and not self.target.selection.wants_logits:
             return None
         first = 0 if self.drafter is None else self.drafter.sizes.topk
         topk = plan.bound.topk if plan.drafts else 0
         features = plan.drafts or recent
-        return RoundHooks(self.target, self.batch, draft, first_level=first, topk=topk, features=features)
+        return RoundHooks(
+            self.target, self.batch, draft,
+            first_level=first, topk=topk, features=features, proposers=proposers,
+        )  # fmt: skip
 
     def _bind(self) -> None:
         """Point at the models as they are now."""
