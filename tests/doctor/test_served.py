@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from fledge.base.errors import EngineError
-from fledge.doctor import PROMPTS, ServedEngine, diagnose
-from fledge.doctor.diagnose import chain_tau
+from fledge.doctor import PROMPTS, ServedEngine, chain_tau, diagnose
 from fledge.engine import Engine, TreeShape
 from fledge.heads import Head
 from tests.doctor.conftest import TOKENS, Patient

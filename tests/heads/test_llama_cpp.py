@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 
 from benchmarks.expanded import expanded
-from fledge.base.child import free_port, started
 from fledge.bench.workloads import find_workload
 from fledge.deploy.exchange import export_head
 from fledge.draft.options import HeadOptions
@@ -89,19 +86,6 @@ def test_an_exported_head_is_what_its_own_converter_makes(
     }
 
 
-@contextmanager
-def llama_server(model: Path, head: Path | None) -> Iterator[str]:
-    port = free_port()
-    command = [str(interop.llama_cpp("llama-server")), "-m", str(model), "--port", str(port)]
-    command += ["-np", "1", "-c", "4096", "--no-webui"]
-    if head is not None:
-        command += ["-md", str(head), "--spec-type", "draft-eagle3", "--spec-draft-p-min", "0.0"]
-        command += ["--spec-draft-n-max", str(_CHAIN)]
-    with started(command, name="llama-server", environment={}) as server:
-        server.wait_until_ready(f"http://127.0.0.1:{port}/health", 60.0)
-        yield f"http://127.0.0.1:{port}/v1/chat/completions"
-
-
 def test_its_server_accepts_what_fledge_says(target: Target, tmp_path: Path) -> None:
     file = tmp_path / "head.gguf"
     export_head("released", str(file), form="gguf", target=DEFAULT_TARGET, dtype="q8_0")
@@ -109,10 +93,13 @@ def test_its_server_accepts_what_fledge_says(target: Target, tmp_path: Path) -> 
     texts: list[list[str]] = []
     accepted = drafted = 0
     for head in (None, file):
-        with llama_server(target.place, head) as url:
+        draft = ["--spec-draft-n-max", str(_CHAIN)]
+        with interop.llama_server(target.place, head, draft) as url:
             body = {"temperature": 0, "max_tokens": _TOKENS, "cache_prompt": False}
             answers = [
-                httpx2.post(url, json=body | {"messages": messages}, timeout=120).json()
+                httpx2.post(
+                    f"{url}/v1/chat/completions", json=body | {"messages": messages}, timeout=120
+                ).json()
                 for messages in prompts
             ]
         texts.append([answer["choices"][0]["message"]["content"] for answer in answers])

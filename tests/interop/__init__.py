@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from fledge.base.child import free_port, started
 
 ENVIRONMENTS = Path(__file__).parents[2] / ".venv" / "interop"
 
@@ -36,3 +40,16 @@ def llama_cpp_sources() -> Path:
         if (folder / "convert_hf_to_gguf.py").exists():
             return folder
     pytest.skip("llama.cpp's sources aren't beside its programs: make interop")
+
+
+@contextmanager
+def llama_server(model: Path, head: Path | None, options: Sequence[str] = ()) -> Iterator[str]:
+    """A running llama-server's URL. `options`: further ones, for a head."""
+    port = free_port()
+    command = [str(llama_cpp("llama-server")), "-m", str(model), "--port", str(port)]
+    command += ["-np", "1", "-c", "4096", "--no-webui"]
+    if head is not None:
+        command += ["-md", str(head), "--spec-type", "draft-eagle3", "--spec-draft-p-min", "0.0", *options]
+    with started(command, name="llama-server", environment={}) as server:
+        server.wait_until_ready(f"http://127.0.0.1:{port}/health", 60.0)
+        yield f"http://127.0.0.1:{port}"

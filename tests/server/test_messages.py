@@ -42,6 +42,9 @@ def added_up(stream: list[dict[str, Any]]) -> dict[str, Any]:
             texts.append("")
         elif kind == "content_block_delta":
             assert event["index"] == len(message["content"]) - 1
+            if event["delta"]["type"] == "signature_delta":
+                message["content"][-1]["signature"] += event["delta"]["signature"]
+                continue
             texts[-1] += next(value for key, value in event["delta"].items() if key != "type")
         elif kind == "content_block_stop":
             block = message["content"][event["index"]]

@@ -16,6 +16,7 @@ BODIES = {
     "/v1/chat/completions": HI,
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/messages": HI,
     "/v1/messages/count_tokens": {"messages": HI["messages"]},
     "/tokenize": {"prompt": "Hi"},

@@ -52,6 +52,10 @@ def test_a_response_goes_on_from_an_earlier_one(live: Running, plain: Engine) ->
     assert second.usage.input_tokens == len(
         plain.target.chat.prompt_ids(messages)
     )  # without the instructions
+    count = client.responses.input_tokens.count
+    assert count(input="Go on", previous_response_id=first.id).input_tokens == second.usage.input_tokens
+    assert first.usage is not None
+    assert count(input="Hi", instructions="Be brief.").input_tokens == first.usage.input_tokens
     unkept = client.responses.create(**ASK, store=False)
     for missing in (unkept.id, "resp_none"):
         with pytest.raises(openai.BadRequestError, match="previous_response_id"):

@@ -447,6 +447,10 @@ def test_calls_and_thoughts_are_blocks_of_a_message(calling: Running) -> None:
             message.pop("usage"), message.pop("id")
             for block in message["content"]:
                 block.pop("id", None)
+                # Clients keep thoughts for the next request only if they are signed.
+                assert (
+                    block.pop("signature", None) if block["type"] == "thinking" else "signature" not in block
+                )
         assert stream == expected
     whole["content"][1]["id"], whole["content"][2]["id"] = "c1", "c2"
     results = [{"type": "tool_result", "tool_use_id": name, "content": "blue"} for name in ("c1", "c2")]

@@ -146,7 +146,12 @@ def doctor(
         ),
     ] = None,
     reference: Annotated[str | None, typer.Option(help="the same head before it was converted")] = None,
-    depth: Annotated[int, typer.Option(min=1, help="tokens drafted in a row, as the server is set")] = 3,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="tokens drafted in a row, as the server is set: as llama-server does, else 3"
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="length of the answers it measures on")] = 48,
     **given: Any,
 ) -> None:

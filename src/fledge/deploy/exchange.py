@@ -153,7 +153,7 @@ def examine(
     *,
     engine: str | None,
     reference: str | None,
-    depth: int,
+    depth: int | None,
     max_tokens: int,
 ) -> int:
     """Print the doctor's findings; returns the exit code."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
 
 import torch
 
 from fledge.base.errors import HeadError
 from fledge.base.memory import system_memory
+from fledge.doctor.comparison import compare_served
 from fledge.doctor.files import file_findings, is_half
 from fledge.doctor.findings import Defect, Measured, Progress, Steps
 from fledge.doctor.hypotheses import NO_EMBEDDING, different_rows
 from fledge.doctor.probe import Probe
 from fledge.doctor.served import ServedEngine
 from fledge.doctor.traps import engine_findings
-from fledge.engine import Completion, Engine, SamplingParams, TreeShape
+from fledge.engine import Completion, Engine, SamplingParams
 from fledge.heads import Head
 from fledge.heads.checkpoint import local_url, read_files
 from fledge.heads.fit import other_weights
@@ -38,8 +38,6 @@ PROMPTS = (
 )
 _COMPARE = "compare it with the original (--reference)"
 _USELESS = 0.05  # share of correct first proposals below which speculation is useless
-_USELESS_TAU = 1.05  # mean tau of a server below which it is useless
-_SERVED_SHORTFALL = 0.1  # of our own chain's tau, over ten prompts
 _SHORTFALL = 0.2  # share of a head's recorded acceptance; a larger shortfall is reported
 # The released head (9.8 M weights, 5 M answer tokens, a target of 135 M) has 0.54 on PROMPTS. A head of half its size,
 # and as much data or an unknown amount of it, promises that.
@@ -62,7 +60,7 @@ def diagnose(
     reference: str | None = None,
     prompts: Sequence[str | list[int]] = PROMPTS,
     max_tokens: int = 48,
-    depth: int = 3,
+    depth: int | None = None,
     progress: Progress = lambda done, total, note: None,
 ) -> Diagnosis:
     """Examine a head.
@@ -74,7 +72,8 @@ def diagnose(
         reference: the same head in another form; the first tensor that differs is reported.
         prompts: questions, or token ids used as they are.
         max_tokens: length of the answers.
-        depth: tokens drafted in a row; the served engine must draft as many for its tau to be comparable.
+        depth: tokens drafted in a row, which must be as many as the served engine drafts; None: what llama-server is
+            seen to draft, 3 for others.
         progress: called with the steps done, their total, and the next step.
     """
     served = ServedEngine(engine) if engine is not None and "://" in engine else None
@@ -112,7 +111,7 @@ def diagnose(
         faults = {finding.fault for finding in proven}
         findings = [f for f in findings if f.certain or f.fault not in faults] + proven
     if served is not None:
-        findings += _served(target, head, served, prompts, answers, max_tokens, depth, measured, steps)
+        findings += compare_served(target, head, served, prompts, answers, max_tokens, depth, measured, steps)
     return Diagnosis(findings, measured)
 
 
@@ -157,16 +156,6 @@ def _answers(
                 done[result.request_id] = result.completion
         steps.part(written / (len(requests) * max_tokens), "the target answers")
     return [done[request] for request in requests]
-
-
-def chain_tau(
-    target: Target, head: Head, prompts: Sequence[str | list[int]], max_tokens: int, depth: int
-) -> list[float]:
-    """Our own engine's tau per prompt with chains of `depth` drafted tokens."""
-    # A recorded other target is a finding already, not an error here.
-    bare = Head(head.config, head.weights)
-    chain = Engine(target, bare, tree=TreeShape(depth, 1, depth + 1))
-    return [c.stats.tau for c in chain.generate(list(prompts), max_tokens=max_tokens)]
 
 
 def _forwards(
@@ -220,74 +209,6 @@ def _promised(head: Head) -> float:
     weights = sum(tensor.numel() for tensor in head.weights.trainable().values())
     full = weights >= _PROMISING_WEIGHTS and tokens >= _PROMISING_TOKENS
     return max(float(recorded[0]), _PROMISED if full else 0.0)
-
-
-def _served(
-    target: Target,
-    head: Head,
-    served: ServedEngine,
-    prompts: Sequence[str | list[int]],
-    answers: list[Completion],
-    max_tokens: int,
-    depth: int,
-    measured: list[Measured],
-    steps: Steps,
-) -> list[Defect]:
-    """The server's results for the prompts; `answers` are our own, empty if fledge can't run the target."""
-    ids = [target.chat.prompt_ids(_question(p)) if isinstance(p, str) else p for p in prompts]
-    findings = _prompt_findings(served, prompts, ids)
-    replies = []
-    for number, prompt_ids in enumerate(ids, 1):
-        steps.next(f"the server answers {number} of {len(ids)}")
-        replies.append(served.answer(prompt_ids, max_tokens))
-    taus: list[float] = []
-    if answers:
-        steps.next("chains of our own engine")
-        taus = chain_tau(target, head, ids, max_tokens, depth)
-        same = sum(r.token_ids == a.token_ids for r, a in zip(replies, answers, strict=True))
-        measured.append(Measured("answers equal to our plain decode", f"{same} of {len(answers)}"))
-    for number, reply in enumerate(replies, 1):
-        name, ours = ("tau served / ours", f" / {taus[number - 1]:.2f}") if taus else ("tau served", "")
-        measured.append(Measured(f"prompt {number}: {name}", f"{reply.tau:.2f}{ours}"))
-    return findings + _tau_findings([r.tau for r in replies if r.tau], [] if served.plans else taus, depth)
-
-
-def _prompt_findings(
-    served: ServedEngine, prompts: Sequence[str | list[int]], ids: Sequence[list[int]]
-) -> list[Defect]:
-    """The first question that the server turns into other ids than the target's own template."""
-    for prompt, expected in zip(prompts, ids, strict=True):
-        theirs = served.prompt_ids(_question(prompt)) if isinstance(prompt, str) else None
-        if theirs is None or theirs == expected:
-            continue
-        pairs = zip(theirs, expected, strict=False)
-        at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(theirs), len(expected)))
-        what = (
-            f"for {prompt!r} the server makes {len(theirs)} tokens, the target's template {len(expected)}; "
-            f"they part at token {at}"
-        )
-        remedy = "serve with the target's own chat template and tokenizer"
-        return [Defect("served-prompt", what, remedy)]
-    return []
-
-
-def _tau_findings(served: Sequence[float], own: Sequence[float], depth: int) -> list[Defect]:
-    """A defect if the server accepts too little. `own`: our chains' taus; empty if they aren't comparable."""
-    if not served:
-        what = "the server reports no drafts at all"
-        remedy = "switch speculation on (EAGLE3 / eagle3); of vLLM they are counted on its /metrics page"
-        return [Defect("served-tau", what, remedy)]
-    least = (1 - _SERVED_SHORTFALL) * mean(own) if own else _USELESS_TAU
-    if mean(served) >= least:
-        return []
-    comparison = f", our engine's {mean(own):.2f} with chains of {depth}" if own else ": it accepts nothing"
-    what = f"the server's mean tau is {mean(served):.2f}{comparison}"
-    remedy = "compare the server's draft length, method (EAGLE3, not EAGLE) and head with the ones given here"
-    return [Defect("served-tau", what, remedy)]
-
-
-def _question(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def _against(head: Head, other: Head) -> list[Defect]:

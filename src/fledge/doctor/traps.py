@@ -1,8 +1,9 @@
-"""Silent treatment of a head's files by SGLang and vLLM, each by its own rules."""
+"""Silent treatment of a head's files by SGLang and vLLM, each by its own rules; what costs acceptance in llama.cpp."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fledge.base.errors import HeadError
@@ -14,6 +15,14 @@ from fledge.target.config import engine_feature_layers
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _EXPORT = "fledge export HEAD FOLDER --form {}"
+_DRAFT = "start it with -md HEAD.gguf --spec-type draft-eagle3 --spec-draft-n-max 3"
+_EAGLE = "draft-eagle3"
+# What of the server's command can't be seen from outside.
+_LLAMA_CPP = (
+    "the file after -md may be another head",
+    "the target's file may come from an old converter: convert it again",
+    "-ctkd, -ctvd and a head in 4 bit cost acceptance",
+)
 
 
 def engine_findings(
@@ -95,3 +104,37 @@ def _layers(engine: str, raw: Mapping[str, Any], target: Target) -> Iterator[Def
             f"{engine} would read the outputs of layers {', '.join(map(str, read))}; the features are {expected}",
             _EXPORT.format(engine) + " --target TARGET",
         )
+
+
+def llama_cpp_drafters(drafters: str, *, drafts: bool) -> Defect | None:
+    """A defect if llama-server doesn't draft, or not with an EAGLE-3 head alone. `drafters`: its speculative.types."""
+    names = [name for name in dict.fromkeys(drafters.split(",")) if name not in ("", "none")]
+    if not drafts:
+        loaded = f", although it has {', '.join(names)}" if names else ""
+        remedy = "its log says why the head didn't load" if _EAGLE in names else _DRAFT
+        return Defect("served-tau", f"llama-server drafts nothing{loaded}", remedy)
+    if names in ([], [_EAGLE]):
+        return None
+    what = f"llama-server drafts with {', '.join(names)}, so its acceptance isn't that of the head"
+    remedy = f"{_DRAFT}; a text that n-grams have seen before is replayed, too"
+    return Defect("served-tau", what, remedy)
+
+
+def llama_cpp_causes(model: str, target: Path, depth: int | None, longest: int, cut: bool) -> str:
+    """Why llama-server may accept less than our chains; first what can be seen of it from outside.
+
+    Args:
+        model: the file that it serves, by its own word.
+        target: where the target's weights are here.
+        depth: the length that our chains were asked to have; None: the server's.
+        longest: the most tokens that it drafted at once; 0: unknown.
+        cut: whether some of its drafts were shorter.
+    """
+    seen = []
+    if cut:
+        seen.append("--spec-draft-p-min cuts its drafts: set it to 0")
+    if depth and longest and depth != longest:
+        seen.append(f"it drafts {longest} tokens at once, not {depth}: leave --depth out")
+    if Path(model).name != target.name:
+        seen.append(f"it serves {model}, and the target here is {target}")
+    return "; ".join((*seen, *_LLAMA_CPP))

@@ -29,6 +29,7 @@ from fledge.server.operations import add_operations
 from fledge.server.options import ServerOptions
 from fledge.server.protocol import ChatRequest, CompletionRequest
 from fledge.server.render import Json
+from fledge.server.response_store import StoredResponse
 from fledge.server.responses import ResponseRenderer, ResponsesRequest
 from fledge.server.strict import StrictBody, read
 from fledge.server.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -154,17 +155,29 @@ def _add_openai(app: FastAPI, server: Server) -> None:
 
 
 def _add_responses(app: FastAPI, server: Server) -> None:
+    async def conversation(body: ResponsesRequest, client: str) -> tuple[ChatRequest, StoredResponse | None]:
+        """The chat that a request is, and the earlier response that it goes on from."""
+        earlier = server.responses.earlier(client, body.previous_response_id)
+        body.resolve(partial(server.responses.item, client))
+        return await asyncio.to_thread(body.chat, earlier.messages if earlier else ()), earlier
+
     @app.post("/v1/responses", tags=["OpenAI"])
     @app.post("/responses", include_in_schema=False)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Text, functions and forms; earlier responses as far as memory goes."""
         client, size = request.state.visit.client, len(await request.body())
-        earlier = server.responses.earlier(client, body.previous_response_id)
-        body.resolve(partial(server.responses.item, client))
+        chat, earlier = await conversation(body, client)
         model = server.check_model(body.model)
         rendering = ResponseRenderer(body, model, earlier, server.responses, client, size)
-        chat = await asyncio.to_thread(body.chat, earlier.messages if earlier else ())
         return await server.respond(chat, request, rendering)
+
+    @app.post("/v1/responses/input_tokens", tags=["OpenAI"])
+    @app.post("/responses/input_tokens", include_in_schema=False)
+    async def input_tokens(body: ResponsesRequest, request: Request) -> Json:
+        """Number of tokens in a response's prompt."""
+        server.check_model(body.model)
+        chat, _ = await conversation(body, request.state.visit.client)
+        return {"object": "response.input_tokens", "input_tokens": len(await server.chat_ids(chat))}
 
     @app.get("/v1/responses/{response_id}", tags=["OpenAI"])
     async def response(response_id: str, request: Request, stream: bool = False) -> Json:

@@ -223,8 +223,14 @@ class MessagesRenderer(BlockRenderer):
         yield {"type": "content_block_delta", **self._place(), "delta": {"type": kind, field: piece.text}}
 
     def _close(self) -> Iterator[Json]:
-        if self._blocks[-1]["type"] == "tool_use":
-            self._blocks[-1]["input"] = _input(self._arguments)
+        block = self._blocks[-1]
+        if block["type"] == "tool_use":
+            block["input"] = _input(self._arguments)
+        elif block["type"] == "thinking":
+            # Opaque to clients, some of which leave thoughts without one out of the history that they send back.
+            block["signature"] = self.id
+            delta = {"type": "signature_delta", "signature": self.id}
+            yield {"type": "content_block_delta", **self._place(), "delta": delta}
         yield {"type": "content_block_stop", **self._place()}
 
     def _place(self, further: int = 0) -> Json:
