@@ -56,13 +56,8 @@ class Answer {
 
 function showCounters(answer) {
   const put = (id, value, digits) => { byId(id).textContent = value === null ? "–" : value.toFixed(digits); };
-  // An estimate above tau is impossible: the planner doesn't know the machine's present pace yet.
-  const ratio = server.plainMs !== null && answer.tpot ? server.plainMs / answer.tpot : null;
-  const known = ratio !== null && (server.measured || ratio <= answer.tau);
   put("tpot", answer.tpot, 1);
   put("tau", answer.tau, 2);
-  put("speedup", known ? ratio : null, 2);
-  byId("baseline").textContent = known ? (server.measured ? "× measured" : "× estimated") : "race measures it";
   byId("count").textContent = answer.count;
   const rows = [...answer.origins.entries()].sort((a, b) => a[0] - b[0]);
   byId("legend").replaceChildren(...rows.map(([origin, count]) => {

@@ -128,7 +128,6 @@ const chat = {
       this.running = null;
       byId("send").disabled = false; byId("stop").disabled = true;
       if (turn.isConnected) this.keep(turn, box, question, asked, answer); // unless it was cleared meanwhile
-      if (!server.measured) await connect(); // what the planner believes of plain decode by now
       if (answer.count) showCounters(answer);
       log.scrollTop = log.scrollHeight;
     }

@@ -71,19 +71,21 @@ const race = {
     }
     const plain = await this.run(false, total, messages);
     if (number) return { plain, spec: await this.run(true, total, messages) };
-    if (plain.tpot) [server.plainMs, server.measured] = [plain.tpot, true];
     const { signal } = this.running, replayed = this.replay(total, plain, () => signal.aborted);
     const spec = await this.run(true, total, messages);
     await replayed;
     return { plain, spec };
   },
 
+  // The sentence, and the card beside the tree: of the last race alone.
   verdict(pairs) {
     const { mean, low, high } = interval(pairs.map(({ plain, spec }) => plain.tpot / spec.tpot));
     const same = pairs.every(({ plain, spec }) => plain.text === spec.text), { plain, spec } = pairs.at(-1);
     byId("lane-spec").classList.toggle("won", (low ?? mean) > 1); // a tie if the interval holds 1
     byId("lane-plain").classList.toggle("won", (high ?? mean) < 1);
     const sure = low === null ? "" : ` (95 %: ${low.toFixed(2)} to ${high.toFixed(2)}, ${pairs.length} pairs)`;
+    byId("speedup").textContent = mean.toFixed(2);
+    byId("baseline").textContent = "× in the last race" + (low === null ? "" : `, ${low.toFixed(2)} to ${high.toFixed(2)}`);
     return `${mean.toFixed(2)}×${sure}: speculative took ${spec.tpot.toFixed(1)} ms per token in the last pair, plain ${plain.tpot.toFixed(1)}, ` +
       `with ${same ? "the same text" : "another text (rounding of near-ties)"} and tau ${spec.tau.toFixed(2)}.`;
   },

@@ -1,6 +1,6 @@
 // Talking to the server. Everything else gets parsed chunks.
 
-const server = { model: null, key: sessionStorage.getItem("fledge-key") || "", plainMs: null, measured: false };
+const server = { model: null, key: sessionStorage.getItem("fledge-key") || "" };
 
 const byId = (id) => document.getElementById(id);
 
@@ -55,8 +55,6 @@ async function connect() {
     if (!response.ok) throw await failure(response);
     const info = await response.json();
     server.model = info.served_model_name;
-    const plain = info.engine.shapes.find((row) => row.shape.depth === 0);
-    if (plain && plain.requests === plain.rounds && !server.measured) server.plainMs = (1e3 * plain.seconds) / plain.rounds;
     byId("key-bar").hidden = true;
     byId("model").textContent = `${info.served_model_name} · ${headOf(info)}`;
     byId("model").classList.remove("error");
