@@ -59,7 +59,7 @@ def main() -> None:
     counts = count_generated(
         (store.tokens(info) for batch in batches for info in batch), target.config.vocab_size
     )
-    vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
+    vocabulary = DraftVocabulary.from_counts(counts, options.new_vocab_size, target.chat.turn_end_ids)
     head = Head.from_target(target, vocabulary)
     with freed_memory_is_kept(), ExitStack() as stack:
         peer = None

@@ -304,6 +304,28 @@ def test_training_goes_on_from_a_given_head(
         torch.testing.assert_close(tensor, start.weights.trainable()[name], rtol=1e-2, atol=1e-4)
 
 
+def test_a_given_head_gets_another_draft_vocabulary(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    start = Head.load(str(undisturbed / "head"))
+    # Rows that are a linear map of the target's: what the new tokens should get is known.
+    turn = torch.randn(2 * [start.config.hidden_size], generator=torch.Generator().manual_seed(0)) / 8
+    rows = target.ends.lm_head.float() @ turn
+    known = replace(start.weights, lm_head=rows[start.vocabulary.token_ids].bfloat16())
+    Head(start.config, known, start.metadata).save(str(tmp_path / "start"))
+    still = {"learning_rate": 1e-9, "muon_learning_rate": 1e-9}
+    given = {"init_head": str(tmp_path / "start"), "draft_vocab_size": 200, **still}
+    run(target, features, tmp_path, OPTIONS.model_copy(update=given))
+    again = Head.load(str(tmp_path / "head"))
+    assert again.config.draft_vocab_size == 200
+    new = ~torch.isin(again.vocabulary.token_ids, start.vocabulary.token_ids)
+    assert new.any()
+    assert not new.all()
+    torch.testing.assert_close(
+        again.weights.lm_head.float(), rows[again.vocabulary.token_ids], rtol=0.05, atol=0.02
+    )
+
+
 def test_training_compares_and_goes_on_from_a_head_that_names_fewer_positions(
     target: Target, features: str, undisturbed: Path, tmp_path: Path
 ):

@@ -232,7 +232,7 @@ def new_head(
 ) -> Head:
     """The head that learning begins with, as `fledge train` makes it; `counts` [V] of the tokens choose its own."""
     train = options.train
-    vocabulary = DraftVocabulary.from_counts(counts, train.draft_vocab_size, turn_ends)
+    vocabulary = DraftVocabulary.from_counts(counts, train.new_vocab_size, turn_ends)
     return random_head(
         target,
         vocabulary,

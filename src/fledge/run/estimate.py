@@ -252,13 +252,15 @@ class Calibration:
         """The shape of the head to be trained."""
         start = self._run.train_options.init_head  # `released` is a folder by now
         if start is not None:
-            return Head.load(start).config
+            config = Head.load(start).config
+            own = self._recipe.train.draft_vocab_size
+            return config if own is None else replace(config, draft_vocab_size=self._draft_vocab_size)
         sizes = self._recipe.train.head
         return HeadConfig.for_target(self._target.config, self._draft_vocab_size, sizes=sizes)
 
     @property
     def _draft_vocab_size(self) -> int:
-        return min(self._recipe.train.draft_vocab_size, self._target.config.vocab_size)
+        return min(self._recipe.train.new_vocab_size, self._target.config.vocab_size)
 
     def _step_seconds(self, batch: int, params: SamplingParams) -> float:
         """Seconds of a decode step with `batch` requests, once all are running."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fledge.train.loss import LossFunction
 
 _KL = "kl"
+_VOCABULARY = 8192  # tokens that a head can propose, where nothing else is said
 
 
 _FIELDS: dict[str, Any] = {
@@ -41,7 +42,11 @@ class TrainOptions(_HeadSwitches):
     response_tokens: int | None = Field(
         None, ge=1, description="response tokens to train on at most, a random choice of them; null: all"
     )
-    draft_vocab_size: int = Field(8192, ge=1, description="tokens the head can propose, most frequent first")
+    draft_vocab_size: int | None = Field(
+        None,
+        ge=1,
+        description="tokens the head can propose, most frequent first; null: 8,192, or those of init_head",
+    )
     head: HeadOptions = Field(HeadOptions(), description="sizes of a new head's layer")
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
@@ -106,6 +111,11 @@ class TrainOptions(_HeadSwitches):
         if loss != _KL and not re.fullmatch(r"[\w.]+:\w+", loss):
             raise ValueError(f"{loss!r} is neither kl nor a function; write a function as module:name")
         return loss
+
+    @property
+    def new_vocab_size(self) -> int:
+        """Tokens that a new head can propose."""
+        return self.draft_vocab_size or _VOCABULARY
 
     @property
     def switches(self) -> tuple[str, ...]:

@@ -21,14 +21,14 @@ def refuse_untrainable(target: Target, options: TrainOptions) -> None:
     """Raise the errors that `train` would raise regardless of the conversations."""
     refuse_without_wandb(options)
     refuse_unusable_loss(target, options)
-    if options.init_head is not None:
-        return
     always = set(target.chat.turn_end_ids)
-    if options.draft_vocab_size < len(always):
+    if options.new_vocab_size < len(always):
         raise RecipeError(
             f"train.draft_vocab_size={options.draft_vocab_size} can't hold the {len(always)} tokens that end a turn; "
             f"raise it to at least {len(always)}"
         )
+    if options.init_head is not None:
+        return
     options.head.complete(target.config)  # raises if they don't fit together
     if options.init == "target":
         if options.head.model_fields_set:
@@ -47,7 +47,7 @@ def refuse_unusable_loss(target: Target, options: TrainOptions) -> None:
     loss = options.own_loss
     if loss is None:
         return
-    logits = torch.eye(4, options.draft_vocab_size, device=target.device)
+    logits = torch.eye(4, options.new_vocab_size, device=target.device)
     best = torch.tensor([0, 0, 0, -1], device=target.device)
     own_loss_gradient_(logits, logits.softmax(-1).flip(0), best, best >= 0, loss, measure=False)
 

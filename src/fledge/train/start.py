@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from fledge.train.feed import FeatureSource
 from fledge.train.options import TrainOptions
 
 logger = logging.getLogger("fledge")
+
+_RIDGE = 1e-3  # relative to the mean square of the target's rows
 
 BOTH_SIDES = (
     "set respond.heldout between 0 and 1, or use more prompts, delete the run's conversations, and its features if it "
@@ -42,9 +45,13 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         base = Head.load(options.init_head).fitted_to(target)
         _warn_of_ignored_options(base, options)
         head = Head(base.config, base.weights, HeadMetadata.of(target))
+        size = options.draft_vocab_size
+        if size is not None and size != head.config.draft_vocab_size:
+            vocabulary = DraftVocabulary.from_counts(counts, size, target.chat.turn_end_ids)
+            head = with_vocabulary(head, vocabulary, target.ends.lm_head)
         covered = float(counts[head.vocabulary.token_ids].sum()) / max(1.0, float(counts.sum()))
     else:
-        vocabulary = DraftVocabulary.from_counts(counts, options.draft_vocab_size, target.chat.turn_end_ids)
+        vocabulary = DraftVocabulary.from_counts(counts, options.new_vocab_size, target.chat.turn_end_ids)
         switches = options.switches
         if options.init == "target":
             head = Head.from_target(target, vocabulary, switches=switches)
@@ -105,11 +112,27 @@ def random_head(
     return Head(config, HeadWeights(**weights, d2t=vocabulary.d2t), metadata or HeadMetadata.of(target))
 
 
+def with_vocabulary(head: Head, vocabulary: DraftVocabulary, lm_head: Tensor) -> Head:
+    """The head with another draft vocabulary: tokens that it knows keep their rows, others get the target's, mapped.
+
+    `lm_head` [V, Ht]. The map is the ridge regression from the target's rows to the head's over the tokens that it
+    knows. The target's rows as they are would ruin a head, whose last hidden state isn't the target's.
+    """
+    theirs = lm_head.float().cpu()
+    known, ours = theirs[head.vocabulary.token_ids], head.weights.lm_head.float()
+    gram = known.t() @ known
+    gram.diagonal().add_(_RIDGE * float(gram.diagonal().mean()))
+    rows = theirs[vocabulary.token_ids] @ torch.linalg.solve(gram, known.t() @ ours)  # [Vd, H]
+    numbers = head.vocabulary.draft_ids[vocabulary.token_ids]  # -1: new to it
+    rows = torch.where((numbers >= 0)[:, None], ours[numbers.clamp(min=0)], rows)
+    config = replace(head.config, draft_vocab_size=len(vocabulary))
+    weights = replace(head.weights, lm_head=rows.to(head.weights.lm_head.dtype), d2t=vocabulary.d2t)
+    return Head(config, weights, head.metadata, name=head.name)
+
+
 def _warn_of_ignored_options(head: Head, options: TrainOptions) -> None:
     """Training continues from a head with its own shape; warn of options for a new head that differ."""
-    requested = {
-        key: getattr(options, key) for key in ("draft_vocab_size", *SWITCHES) if hasattr(options, key)
-    }
+    requested = {key: getattr(options, key) for key in SWITCHES if hasattr(options, key)}
     requested = {key: value for key, value in requested.items() if key in options.model_fields_set}
     requested |= options.head.model_dump(exclude_none=True)
     for key, value in requested.items():

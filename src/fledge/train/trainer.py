@@ -131,7 +131,8 @@ def train_fingerprint(
             "format": FORMAT,
             "target": target.revision,
             **({"feature_layers": chosen} if chosen else {}),
-            "train": options.model_dump(mode="json", exclude=unneeded),
+            "train": options.model_dump(mode="json", exclude=unneeded)
+            | {"draft_vocab_size": options.new_vocab_size if started is None else options.draft_vocab_size},
             "init_head": started,
             "features": sha256(shards.encode()),
         }
