@@ -58,6 +58,7 @@ class Distinct:
 
     prompts: int = 0
     turns: int = 0
+    characters: int = 0
     duplicates: Counter[str] = field(default_factory=Counter)  # the others, by reason
 
 
@@ -68,7 +69,9 @@ def distinct_rows(pools: Sequence[PoolSource], options: PromptOptions) -> dict[s
     for verdict, (pool, prompt) in zip(map(int, verdicts), _rows(pools), strict=True):
         of = distinct[pool]
         if verdict == KEPT:
-            of.prompts, of.turns = of.prompts + 1, of.turns + len(prompt.turns)
+            of.prompts += 1
+            of.turns += len(prompt.turns)
+            of.characters += sum(map(len, prompt.turns))
         else:
             of.duplicates[REASONS[verdict]] += 1
     return distinct
