@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from fledge.base.console import clock, print_table, say
+from fledge.base.memory import peak_memory
 from fledge.base.storage import Manifest, local_path
 from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
@@ -21,6 +22,7 @@ from fledge.data import RespondOptions
 from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.draft.weights import weight_shapes
 from fledge.engine import Engine, SamplingParams
+from fledge.engine.memory import memory_for_kv
 from fledge.features import FeatureSample, bytes_per_token
 from fledge.heads import Head
 from fledge.run.asked import Asked, asked_prompts
@@ -37,6 +39,8 @@ _ANSWER_SHARE = 0.7  # of respond.max_new_tokens
 _PARQUET_BYTES = 5  # per token of a prompt or a conversation
 # Per weight: the head in bf16, a checkpoint with masters and two moments, and a copy while writing it
 _CHECKPOINT_BYTES = 18
+# Per weight: float32 masters, gradient and two moments; the calibration's head is still there
+_TRAINING_BYTES = 16
 
 _TRAIN_OVER_MEASURE = 3.0  # measuring tau has no backward pass
 
@@ -67,10 +71,24 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     size, seconds = sum(row.bytes for row in rows), sum(row.seconds or 0.0 for row in rows)
     cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
     print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
+    if run.target.device.type == "cpu":
+        say(f"memory: up to about {human_bytes(_memory(run, pending))}")
     path = local_path(run.folder)
     free = shutil.disk_usage(path).free if path is not None else None
     if free is not None and free < size:
         say(f"warning: {run.folder} has {human_bytes(free)} free; free some space or lower prompts.count")
+
+
+def _memory(run: Run, pending: Collection[str]) -> int:
+    """Bytes: what was taken while speeds were timed, with the target loaded, and what the largest stage adds."""
+    stages = [0]
+    if "respond" in pending and (respond := run.recipe.respond).server is None:
+        tokens = respond.max_batch * min(respond.longest_request, run.target.config.max_position_embeddings)
+        limit = memory_for_kv(run.target.device)
+        stages.append(min(tokens * run.target.decoder.kv_bytes_per_token(), limit))
+    if "train" in pending:
+        stages.append(Calibration(run).head_size * _TRAINING_BYTES)
+    return peak_memory() + max(stages)
 
 
 def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
