@@ -142,7 +142,10 @@ def test_chats_that_suffice_leave_the_target_nothing_to_write(fledge: Fledge, fo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("my.gguf", "--from", "conversation.json"), "has no files; did you mean conversations.json?"),
+        (
+            ("my.gguf", "--from", "conversation.json"),
+            "has no files: there is nothing of that name; did you mean conversations.json?",
+        ),
         (("my.gguf", "--from", "empty.json"), "source empty.json is empty"),
         (
             ("my.gguf", "--from", "silent.json"),

@@ -15,7 +15,7 @@ _RECIPE = "make-head"
 
 
 def make_head(
-    target: Annotated[str, typer.Argument(help="GGUF file, folder, hub id or package")],
+    target: Annotated[str, typer.Argument(help="GGUF file, folder, hub id or package", metavar="TARGET")],
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -27,7 +27,7 @@ def make_head(
         typer.Option(
             "--from",
             metavar="CHATS",
-            help="your chats: an export of ChatGPT, Open WebUI, LM Studio and others, a JSONL log, or a folder; "
+            help="your chats: an export of ChatGPT, Open WebUI, LM Studio and others (also zipped), a log, a folder; "
             "repeatable. Left out: the target writes all prompts itself",
             show_default=False,
         ),

@@ -166,7 +166,8 @@ def _find(path: str) -> tuple[Any, list[str]]:
     if not files:
         hint = did_you_mean(Path(path).name, neighbours(Path(path)))
         of_what = f"; name a file, a glob, or a folder with {', '.join(_SUFFIXES)} files"
-        raise DataError(f"the source {path} has no files{hint or of_what}")
+        nothing = "" if "*" in path or filesystem.exists(place) else ": there is nothing of that name"
+        raise DataError(f"the source {path} has no files{nothing}{hint or of_what}")
     for file in files:
         _kind(file)
     return filesystem, sorted(files)
