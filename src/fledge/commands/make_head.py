@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import PurePath
 from typing import Annotated
 
 import typer
 
 from fledge.base.errors import RecipeError
 from fledge.commands.described import described_run, resumable
+from fledge.sources.find import run_folder
 
 _RECIPE = "make-head"
 
@@ -49,9 +49,7 @@ def make_head(
     made = [f"target.model={json.dumps(target, ensure_ascii=False)}", f"prompts.count={prompts}"]
     if chats:
         made.append(f"prompts.sources={json.dumps(_sources(chats), ensure_ascii=False)}")
-    name = PurePath(target.rstrip("/"))
-    folder = run_dir or f"runs/{name.stem if name.suffix.lower() == '.gguf' else name.name}"
-    run = described_run([_RECIPE, *made, *(settings or [])], folder)
+    run = described_run([_RECIPE, *made, *(settings or [])], run_dir or run_folder(target))
     from fledge.run.chats import say_what_chats_give
     from fledge.run.pipeline import run_pipeline
 

@@ -141,7 +141,7 @@ def gather_pools(
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a source gives, before the draw."""
+    """The rows of a source that are usable, before the draw."""
 
     path: str
     distinct: Distinct
@@ -149,7 +149,7 @@ class Gathered:
 
 
 def gathered(pools: Sequence[PoolSource], options: PromptOptions) -> list[Gathered]:
-    """What the pools give, in their order."""
+    """The usable rows of each pool, in the pools' order."""
     paths = {source.label: source.path for source in options.sources}
     distinct = distinct_rows(pools, options)
     rejected = [by_reason(reject_counts(pool.url)) + distinct[pool.name].duplicates for pool in pools]

@@ -104,7 +104,7 @@ def gather_sources(
     *,
     privacy: PrivacyOptions | None = None,
 ) -> list[Gathered]:
-    """What the sources give: the first part of `make_prompts`, which goes on from there with the same arguments."""
+    """The usable rows of each source: the first part of `make_prompts`, which resumes from there."""
     sources, settings = _prepared(target, options, output_url, privacy, None)
     pools = gather_pools(sources, settings, output_url, progress, _examine_here(settings, privacy))
     return gathered(pools, options)

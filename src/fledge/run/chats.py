@@ -1,4 +1,4 @@
-"""What the sources of a run give, said before it starts: what of them is usable, and whether that is enough."""
+"""Said before a run starts: how much of its sources is usable, and whether that is enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished run is worth, in sentences, and the commands that use its head."""
+"""The value of a run's head in sentences, and the commands that use it."""
 
 from __future__ import annotations
 

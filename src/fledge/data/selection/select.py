@@ -63,7 +63,7 @@ class Distinct:
 
 
 def distinct_rows(pools: Sequence[PoolSource], options: PromptOptions) -> dict[str, Distinct]:
-    """Source -> what its pool has to choose from."""
+    """Source -> the rows of its pool to choose from."""
     verdicts, _ = _duplicates(pools, options)
     distinct = {pool.name: Distinct() for pool in pools}
     for verdict, (pool, prompt) in zip(map(int, verdicts), _rows(pools), strict=True):
