@@ -60,5 +60,5 @@ def make_head(
 
 def _sources(chats: list[str]) -> list[dict[str, str | float]]:
     """The chats, all that there are, then the target."""
-    yours = [{"path": path, "licence": "own"} for path in chats]
+    yours: list[dict[str, str | float]] = [{"path": path, "licence": "own"} for path in chats]
     return [*yours, {"kind": "self", "weight": 1e-9}]

@@ -29,8 +29,8 @@ def asked_prompts(run: Run) -> Asked:
     options, url = run.recipe.prompts, run.url("prompts")
     manifest = Manifest.load(url)
     if manifest.records and (exists(run.url("prompts", DONE_NAME)) or run.is_given("prompts")):
-        turns = sum(len(prompt.turns) for prompt in read_prompts(url))
-        return Asked(manifest.records, manifest.tokens / manifest.records, turns / manifest.records, 0)
+        count, given = manifest.records, sum(len(prompt.turns) for prompt in read_prompts(url))
+        return Asked(count, manifest.tokens / count, given / count, 0)
     if not options.sources:
         return Asked(options.count, _PROMPT_TOKENS, 1.0, options.count)
     sources = {source.label: source for source in options.sources}
