@@ -12,6 +12,7 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
+from fledge.base.memory import peak_memory
 from fledge.bench import Summary
 from fledge.data import read_prompts
 from fledge.heads import Head
@@ -83,6 +84,9 @@ def test_what_it_says_is_true_and_a_run_of_its_recipe_is_the_same(fledge: Fledge
         "40 prompts in all are fewer than the demo's 1,200",
     ):
         assert line in said
+    told_of_memory = re.search(r"memory: about ([\d.]+) ([MG])B\n", said)
+    assert told_of_memory
+    assert float(told_of_memory[1]) * {"M": 1e6, "G": 1e9}[told_of_memory[2]] > 0.9 * peak_memory()
     run = folder / "runs" / "my"
     found = Counter(prompt.source for prompt in read_prompts(str(run / "prompts")))
     assert found == {"conversations.json": 1, "webui.json": 1, "lmstudio": 1, "log.jsonl": 28, "self": 9}

@@ -72,7 +72,7 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
     print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
     if run.target.device.type == "cpu":
-        say(f"memory: up to about {human_bytes(_memory(run, pending))}")
+        say(f"memory: about {human_bytes(_memory(run, pending))}")
     path = local_path(run.folder)
     free = shutil.disk_usage(path).free if path is not None else None
     if free is not None and free < size:
