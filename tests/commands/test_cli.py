@@ -22,6 +22,7 @@ from tests.tiny import TinyShape, save_tiny_target
 
 COMMANDS = {
     "demo",
+    "make-head",
     "run",
     "prompts",
     "respond",

@@ -148,7 +148,8 @@ def test_the_target_is_a_source_among_others(
 
 
 def test_the_target_makes_up_for_what_the_others_lack(target: Target, engine: Engine, tmp_path: Path) -> None:
-    few = write_lines(tmp_path / "few.jsonl", [{"prompt": text} for text in sentences(CODE, 4, 1)])
+    texts = sentences(CODE, 4, 1)  # and three of them again, which nobody can count on
+    few = write_lines(tmp_path / "few.jsonl", [{"prompt": text} for text in (*texts, *texts[:3])])
     chosen = PromptOptions(
         count=9, max_tokens=24, temperature=1.0, min_words=2, shard_size=5, mix={"chat": 1}, near_duplicate=1.0,
         sources=({"kind": "self"}, {"path": few, "licence": "own", "weight": 2}),

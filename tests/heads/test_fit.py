@@ -74,6 +74,26 @@ def test_without_a_fitting_head_decoding_is_plain_and_says_so(
         load_pair(TargetOptions(model=str(other)), "released")
 
 
+def test_a_head_made_here_drafts_where_none_ships(
+    shipped: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, drafts, line in (
+        ("fits", True, "drafting with the head runs/"),
+        ("other", False, "fit (this head was"),
+    ):
+        folder = save_tiny_target(
+            tmp_path / name, shape=TinyShape(hidden=128, intermediate=96 if drafts else 64)
+        )
+        target = folder if drafts else save_tiny_target(tmp_path / "another", shape=TinyShape(layers=9))
+        head = random_head(load_tiny_target(folder))
+        head.save(str(tmp_path / "runs" / target.name / "head"))
+        with caplog.at_level(logging.INFO, "fledge"):
+            assert (load_pair(TargetOptions(model=str(target)), None)[1] is not None) is drafts
+        assert line in caplog.text
+    assert "decoding plainly, since no head ships for it, and runs/another/head doesn't fit" in caplog.text
+
+
 def test_plain_loads_no_head(shipped: Head, tiny_target_folder: Path) -> None:
     assert load_pair(TargetOptions(model=str(tiny_target_folder)), None, plain=True)[1] is None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +18,12 @@ def resident_memory() -> int:
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory() -> int:
+    """Bytes of memory that this process has taken up at most until now."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def system_memory(field: Literal["MemTotal", "MemAvailable"]) -> int:

@@ -46,6 +46,10 @@ class BenchOptions(RecipePart):
         description="own sets of one kind each, 40 prompts: multi_turn, code, mathematics, summarisation, translation, "
         "question_answering, long_context",
     )
+    heldout_prompts: CountOrNone = Field(
+        default=0,
+        description="held-out prompts of the run itself, those of its sources first; their answers weren't trained on",
+    )
     prompts_limit: int | None = Field(
         default=None, ge=1, description="prompts taken from each further file or set; null: all"
     )

@@ -50,6 +50,7 @@ def run_bench(
     heads: Mapping[str, Head],
     options: BenchOptions | None = None,
     *,
+    heldout: Sequence[Workload] = (),
     tree: TreeShape | None = None,
     progress: Progress = silent,
 ) -> BenchResult:
@@ -57,6 +58,7 @@ def run_bench(
 
     Args:
         heads: by name, the run's own first (`{"trained": head, "released": released}`); {} measures plain decode only.
+        heldout: a run's held-out prompts, to be measured on as well.
         tree: the draft tree of every round; None: the engine's planner chooses.
         progress: called as `progress(done, total, note)`.
     """
@@ -66,7 +68,7 @@ def run_bench(
             f'a head can\'t be called "{PLAIN}", which names the baseline; give it another name'
         )
     begin = time.perf_counter()
-    workloads = load_workloads(options)
+    workloads = load_workloads(options, heldout)
     work = _work(workloads, options, len(heads))
     bytes_read = weight_bytes(target)
     device = target.decoder.device
@@ -116,7 +118,7 @@ def run_bench(
 
 def estimate_seconds(options: BenchOptions, heads: int, ms_per_token: float) -> float:
     """Approximate duration of a benchmark if a plain step takes `ms_per_token`."""
-    work = _work(load_workloads(options), options, heads)
+    work = _work(load_workloads(options), options, heads, heldout=options.heldout_prompts)
     tokens = work.answers * options.max_tokens + work.sweep * options.sweep_tokens
     return 15.0 + tokens * ms_per_token / 1e3
 
@@ -126,7 +128,7 @@ def refuse_impossible(target: Target, options: BenchOptions) -> None:
     workloads = load_workloads(options)
     for workload in workloads:
         _fitting_prompts(target, workload, options.max_tokens)
-    if options.concurrency:
+    if options.concurrency and workloads:
         _fitting_prompts(target, workloads[0], longest_answer(options.sweep_tokens))
     refuse_unfit(target, EngineOptions(overlap=options.overlap, cuda_graphs=options.cuda_graphs))
 
@@ -153,8 +155,9 @@ class _Work(NamedTuple):
     sweep: float
 
 
-def _work(workloads: Sequence[Workload], options: BenchOptions, heads: int) -> _Work:
-    prompts = sum(len(workload.prompts) for workload in workloads) + options.warmup
+def _work(workloads: Sequence[Workload], options: BenchOptions, heads: int, heldout: int = 0) -> _Work:
+    """`heldout`: prompts of the run that aren't among the workloads yet."""
+    prompts = sum(len(workload.prompts) for workload in workloads) + heldout + options.warmup
     engines = 1 + 0.6 * (heads + options.without_lookup)  # answers with a head are faster
     # A level of c requests in flight answers 2c of them, with a cost per step that grows slowly with c.
     load = _load(options)

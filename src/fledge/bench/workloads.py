@@ -21,6 +21,7 @@ import logging
 import posixpath
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -143,16 +144,20 @@ class Workload:
         return Workload(self.name, tuple(self.prompts[index] for index in chosen))
 
 
-def load_workloads(options: BenchOptions) -> list[Workload]:
-    """The workloads named in the options, the own mixed set first, each cut to its limit. Names are made unique."""
+def load_workloads(options: BenchOptions, heldout: Sequence[Workload] = ()) -> list[Workload]:
+    """The workloads named in the options, the own mixed set first, each cut to its limit. Names are made unique.
+
+    `heldout`: a run's held-out prompts, once it has them.
+    """
     workloads = [own_workload().limited(options.own_prompts)] if options.own_prompts != 0 else []
+    workloads += heldout
     for workload in (*map(find_workload, options.sets), *map(read_workload, options.prompts)):
         warn_of_lengths(workload, options.max_tokens)
         used_names = {one.name for one in workloads}
         names = (f"{workload.name}-{n}" if n > 1 else workload.name for n in count(1))
         name = next(name for name in names if name not in used_names)
         workloads.append(Workload(name, workload.limited(options.prompts_limit).prompts))
-    if not workloads:
+    if not workloads and not options.heldout_prompts:
         raise DataError(
             "there is nothing to measure on; raise bench.own_prompts, name bench.sets, or a file with --prompts"
         )

@@ -23,6 +23,7 @@ from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.exchange import export, import_
 from fledge.commands.extras import missing_package
 from fledge.commands.learn import learn_app
+from fledge.commands.make_head import make_head
 from fledge.commands.options import with_flags
 from fledge.commands.plan import plan
 from fledge.commands.serving import (
@@ -139,6 +140,9 @@ def demo(
     """See it work: `run` for a small LLM, in 13 to 22 minutes on two CPU cores."""
     recipe = "quick" if quick else "demo"
     run([recipe, *(settings or [])], run_dir)
+
+
+app.command("make-head", rich_help_panel=STAGES)(make_head)
 
 
 @app.command(rich_help_panel=STAGES)

@@ -18,7 +18,9 @@ from fledge.target.options import TargetOptions
 
 HeadOption = Annotated[
     str | None,
-    typer.Option(help="the head's folder; by default the shipped one, if it fits the target"),
+    typer.Option(
+        help="the head's folder; by default the shipped one if it fits, or what make-head made here"
+    ),
 ]
 PlainOption = Annotated[
     bool,

@@ -30,7 +30,7 @@ from fledge.data.prompt_store import (
 from fledge.data.reasons import reasons_line
 from fledge.data.selection.matching import NgramCounts, features
 from fledge.data.selection.quotas import share_out
-from fledge.data.selection.select import PoolSource, Selected, select_prompts
+from fledge.data.selection.select import Distinct, PoolSource, Selected, distinct_rows, select_prompts
 from fledge.data.sources import Source, SourceOptions, open_source
 
 logger = logging.getLogger("fledge")
@@ -86,23 +86,16 @@ def mix_prompts(
     if audit.scanned:
         write_audit(traffic_url(output_url), 0, audit)
     by_name = {source.name: source for source in sources.prompts}
-    weights = {source.label: source.weight for source in options.sources}
-    available = dict.fromkeys(weights, options.count)
-    # The target comes last: it fills what the others lack.
-    for chosen in sorted(options.sources, key=lambda source: source.kind == "self"):
-        url = pool_url(output_url, chosen.label)
-        if chosen.kind == "self":
-            write_pool(max(1, share_out(options.count, weights, available)[chosen.label]), url)
-        else:
-            gather(
-                by_name[chosen.label],
-                url,
-                examine or examine_here(settings),
-                options.shard_size,
-                lambda rows, name=chosen.label: progress(0, 0, f"{name}: {rows:,} rows"),  # type: ignore[misc]
-            )
-            available[chosen.label] = Manifest.load(url).records
+    given = gather_pools(sources, settings, output_url, progress, examine)
     pools = [PoolSource(s.label, pool_url(output_url, s.label), s.weight) for s in options.sources]
+    if own := [source.label for source in options.sources if source.kind == "self"]:
+        available = dict.fromkeys((pool.name for pool in pools), options.count)
+        # The target comes last: it fills what the others lack.
+        available |= {name: rows.prompts for name, rows in distinct_rows(given, options).items()}
+        weights = {pool.name: pool.weight for pool in pools}
+        shares = share_out(options.count, weights, available)
+        for label in filter(shares.get, own):
+            write_pool(shares[label], pool_url(output_url, label))
     if not sum(Manifest.load(pool.url).records for pool in pools):
         raise DataError(
             f"no row of the sources is usable: {_reasons(pools, options)}; correct the sources or the limits"
@@ -121,6 +114,49 @@ def mix_prompts(
             "prompts.count is %s, but the sources have only %s fit prompts", f"{options.count:,}", f"{fit:,}"
         )
     write_selection(output_url, _summary(options.sources, by_name, pools, selected, output_url))
+
+
+def gather_pools(
+    sources: Sources,
+    settings: ExaminerSettings,
+    output_url: str,
+    progress: Progress,
+    examine: ExamineAll | None = None,
+) -> list[PoolSource]:
+    """Fill the pool of each source but the target itself, or resume an earlier call."""
+    pools = []
+    weights = {source.label: source.weight for source in settings.options.sources}
+    for source in sources.prompts:
+        pool = PoolSource(source.name, pool_url(output_url, source.name), weights[source.name])
+        gather(
+            source,
+            pool.url,
+            examine or examine_here(settings),
+            settings.options.shard_size,
+            lambda rows, name=source.name: progress(0, 0, f"{name}: {rows:,} rows"),  # type: ignore[misc]
+        )
+        pools.append(pool)
+    return pools
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The rows of a source that are usable, before the draw."""
+
+    path: str
+    distinct: Distinct
+    rejected: Mapping[str, int]  # reason -> rows, duplicates included
+
+
+def gathered(pools: Sequence[PoolSource], options: PromptOptions) -> list[Gathered]:
+    """The usable rows of each pool, in the pools' order."""
+    paths = {source.label: source.path for source in options.sources}
+    distinct = distinct_rows(pools, options)
+    rejected = [by_reason(reject_counts(pool.url)) + distinct[pool.name].duplicates for pool in pools]
+    return [
+        Gathered(paths[pool.name], distinct[pool.name], reasons)
+        for pool, reasons in zip(pools, rejected, strict=True)
+    ]
 
 
 def read_traffic(

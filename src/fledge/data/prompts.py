@@ -15,10 +15,16 @@ from fledge.base import storage
 from fledge.base.errors import DataError, TargetError
 from fledge.base.fingerprint import Fingerprint, claim_backend, make_fingerprint
 from fledge.data.filters import Limits, reject_reason
-from fledge.data.gathering import ExaminerSettings, TemplateFacts, Treatment, examine_in_processes
+from fledge.data.gathering import (
+    ExamineAll,
+    ExaminerSettings,
+    TemplateFacts,
+    Treatment,
+    examine_in_processes,
+)
 from fledge.data.generation import TokenRate, run_in_order
 from fledge.data.language import uncovered_language
-from fledge.data.mixing import Sources, mix_prompts
+from fledge.data.mixing import Gathered, Sources, gather_pools, gathered, mix_prompts
 from fledge.data.openings import DEFAULT_MIX, DEFAULT_OPENINGS, PLACEHOLDERS
 from fledge.data.options import Progress, PromptOptions, silent
 from fledge.data.overlap import RepeatIndex, evaluation_indexes
@@ -69,6 +75,49 @@ def make_prompts(
         make_treatment: builds a replacement for that filter.
         ray: where rows of sources are examined; None: in this process.
     """
+    if ray is not None and not any(source.kind != "self" for source in options.sources):
+        raise DataError(
+            "the target's own prompts are written in one process; leave --ray out, or add sources"
+        )
+    sources, settings = _prepared(target, options, output_url, privacy, make_treatment)
+    write_own = partial(_write_own, target, engine, settings, progress)
+    if not options.sources:
+        write_own(options.count, output_url)
+        return prompt_summary(output_url)
+    mix_prompts(
+        sources,
+        settings,
+        output_url,
+        write_own,
+        lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
+        progress,
+        examine_on_ray(settings, ray) if ray is not None else _examine_here(settings, privacy),
+    )
+    return prompt_summary(output_url)
+
+
+def gather_sources(
+    target: Target,
+    options: PromptOptions,
+    output_url: str,
+    progress: Progress = silent,
+    *,
+    privacy: PrivacyOptions | None = None,
+) -> list[Gathered]:
+    """The usable rows of each source: the first part of `make_prompts`, which resumes from there."""
+    sources, settings = _prepared(target, options, output_url, privacy, None)
+    pools = gather_pools(sources, settings, output_url, progress, _examine_here(settings, privacy))
+    return gathered(pools, options)
+
+
+def _prepared(
+    target: Target,
+    options: PromptOptions,
+    output_url: str,
+    privacy: PrivacyOptions | None,
+    make_treatment: Callable[[], Treatment] | None,
+) -> tuple[Sources, ExaminerSettings]:
+    """The opened sources and how their rows are examined; the folder is claimed for them."""
     if make_treatment is None and privacy is not None:
         require_privacy_extra()
         make_treatment = partial(PrivacyFilter, options=privacy)
@@ -76,10 +125,6 @@ def make_prompts(
         importlib.import_module("rensa")  # used after all prompts are written: missing, it's an error now
     sources = Sources.open(options)
     fingerprint = prompts_fingerprint(target, options, privacy, sources)
-    if ray is not None and not any(source.kind != "self" for source in options.sources):
-        raise DataError(
-            "the target's own prompts are written in one process; leave --ray out, or add sources"
-        )
     if any(source.system for source in options.sources):
         _check_system_prompts(target)
     fingerprint.claim(output_url)
@@ -91,25 +136,14 @@ def make_prompts(
         TemplateFacts.of(target),
         drops_uncovered=privacy is not None and drops_uncovered(privacy),
     )
-    write_own = partial(_write_own, target, engine, settings, progress)
-    if not options.sources:
-        write_own(options.count, output_url)
-        return prompt_summary(output_url)
-    examine = None
-    if ray is not None:
-        examine = examine_on_ray(settings, ray)
-    elif privacy is not None and privacy.processes > 1:
-        examine = examine_in_processes(settings, privacy.processes)
-    mix_prompts(
-        sources,
-        settings,
-        output_url,
-        write_own,
-        lambda turns: sum(len(encode_plain(target, turn)) for turn in turns),
-        progress,
-        examine,
-    )
-    return prompt_summary(output_url)
+    return sources, settings
+
+
+def _examine_here(settings: ExaminerSettings, privacy: PrivacyOptions | None) -> ExamineAll | None:
+    """In several processes of this machine, if the options say so."""
+    if privacy is not None and privacy.processes > 1:
+        return examine_in_processes(settings, privacy.processes)
+    return None
 
 
 def _check_system_prompts(target: Target) -> None:

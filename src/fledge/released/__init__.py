@@ -7,9 +7,11 @@ import logging
 from pathlib import Path
 
 from fledge.base.errors import HeadError
+from fledge.base.storage import exists, join
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.heads.fit import other_weights
+from fledge.sources.find import run_folder
 from fledge.target import Target, TargetOptions
 
 logger = logging.getLogger("fledge.note")
@@ -49,8 +51,8 @@ def load_head(target: Target, name: str) -> Head:
 def load_pair(target: TargetOptions, head: str | None, *, plain: bool = False) -> tuple[Target, Head | None]:
     """A target, and the head that drafts for it; the log says which, or that there is none.
 
-    `head`: a folder, URL or hub id; None or `released`: the shipped head, and with None none is no error.
-    Raises a HeadError if the head doesn't fit.
+    `head`: a folder, URL or hub id; `released`: the shipped head; None: that one, else one that `fledge make-head` made
+    here, else none. Raises a HeadError if a head that is named doesn't fit.
     """
     named = None if head in (None, RELEASED) else Head.load(str(head))
     loaded = target.load()
@@ -63,15 +65,28 @@ def load_pair(target: TargetOptions, head: str | None, *, plain: bool = False) -
         return loaded, drafts
     shipped = released_folder(loaded)
     if head is None and shipped is None:
-        logger.info(
-            "%s: decoding plainly, since no head ships for it; name a --head, or train one with fledge run or "
-            "fledge serve --learn",
-            loaded.name,
-        )
-        return loaded, None
+        return loaded, _made_here(target.model, loaded)
     drafts = released_head(loaded) if shipped is None else _checked(Head.load(shipped), loaded)
     logger.info("%s: drafting with the released head", loaded.name)
     return loaded, drafts
+
+
+def _made_here(model: str, target: Target) -> Head | None:
+    """The head in the folder where `fledge make-head` puts one for this model; the log says whether it drafts."""
+    folder = join(run_folder(model), "head")
+    why = "no head ships for it"
+    if exists(join(folder, CONFIG_NAME)):
+        try:
+            drafts = _checked(Head.load(folder), target)
+        except HeadError as error:
+            why += f", and {folder} doesn't fit ({error})"
+        else:
+            logger.info("%s: drafting with the head %s", target.name, folder)
+            return drafts
+    logger.info(
+        "%s: decoding plainly, since %s; name a --head, or make one with fledge make-head", target.name, why
+    )
+    return None
 
 
 def head_url(target: Target, name: str) -> str:
@@ -81,7 +96,7 @@ def head_url(target: Target, name: str) -> str:
     shipped = released_folder(target)
     if shipped is None:
         raise HeadError(
-            f"no head ships for {target.name}; name a head's folder, or train one with `fledge run`"
+            f"no head ships for {target.name}; name a head's folder, or make one with `fledge make-head`"
         )
     return shipped
 

@@ -20,6 +20,7 @@ from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.folder import Record, Run, file_digest
+from fledge.run.outcome import outcome
 from fledge.run.recipe import RECIPE_NAME, read_recipe_file
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
@@ -116,11 +117,12 @@ def print_closing(run: Run, records: Iterable[Record]) -> None:
     """Print what each stage did, and what the heads are worth."""
     rows = [(record.stage, record.line, clock(record.seconds)) for record in records]
     print_table("Stages", ["stage", "result", "time"], rows, text_columns=2)
-    if storage.exists(run.url(SUMMARY_NAME)):
-        print_summary(Summary.load(run.url(SUMMARY_NAME)))
+    summary = Summary.load(run.url(SUMMARY_NAME)) if storage.exists(run.url(SUMMARY_NAME)) else None
+    if summary is not None:
+        print_summary(summary)
     if run.recipe.note:
         say(run.recipe.note)
-    say(f"report: {run.url(REPORT_NAME)}")
+    say(f"report: {run.url(REPORT_NAME)}", *outcome(run, summary))
 
 
 def print_summary(summary: Summary) -> None:

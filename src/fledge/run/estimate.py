@@ -14,16 +14,19 @@ from typing import NamedTuple
 import torch
 
 from fledge.base.console import clock, print_table, say
-from fledge.base.storage import Manifest, exists, local_path
+from fledge.base.memory import peak_memory
+from fledge.base.storage import Manifest, local_path
 from fledge.bench import estimate_seconds
 from fledge.bench.report.formats import human_bytes
-from fledge.data import PromptOptions, RespondOptions
+from fledge.data import RespondOptions
 from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.draft.description import weight_shapes
 from fledge.engine import Engine, SamplingParams
+from fledge.engine.memory import memory_for_kv
 from fledge.features import FeatureSample, bytes_per_token
 from fledge.heads import Head
-from fledge.run.folder import DONE_NAME, Run
+from fledge.run.asked import Asked, asked_prompts
+from fledge.run.folder import Run
 from fledge.train.batches import make_batch
 from fledge.train.learner import Learner
 from fledge.train.start import random_head
@@ -31,12 +34,13 @@ from fledge.train.start import random_head
 # Typical of self-written prompts and their answers; used until the real ones are on disk.
 _KEPT = 0.85  # share of attempts that pass the filters
 _ATTEMPT_TOKENS = 50  # including those cut at prompts.max_tokens
-_PROMPT_TOKENS = 35
 _TEMPLATE_TOKENS = 40
 _ANSWER_SHARE = 0.7  # of respond.max_new_tokens
 _PARQUET_BYTES = 5  # per token of a prompt or a conversation
 # Per weight: the head in bf16, a checkpoint with masters and two moments, and a copy while writing it
 _CHECKPOINT_BYTES = 18
+# Per weight: float32 masters, gradient and two moments; the calibration's head is still there
+_TRAINING_BYTES = 16
 
 _TRAIN_OVER_MEASURE = 3.0  # measuring tau has no backward pass
 
@@ -67,10 +71,24 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     size, seconds = sum(row.bytes for row in rows), sum(row.seconds or 0.0 for row in rows)
     cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
     print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
+    if run.target.device.type == "cpu":
+        say(f"memory: about {human_bytes(_memory(run, pending))}")
     path = local_path(run.folder)
     free = shutil.disk_usage(path).free if path is not None else None
     if free is not None and free < size:
         say(f"warning: {run.folder} has {human_bytes(free)} free; free some space or lower prompts.count")
+
+
+def _memory(run: Run, pending: Collection[str]) -> int:
+    """Bytes: what was taken while speeds were timed, with the target loaded, and what the largest stage adds."""
+    stages = [0]
+    if "respond" in pending and (respond := run.recipe.respond).server is None:
+        tokens = respond.max_batch * min(respond.longest_request, run.target.config.max_position_embeddings)
+        limit = memory_for_kv(run.target.device)
+        stages.append(min(tokens * run.target.decoder.kv_bytes_per_token(), limit))
+    if "train" in pending:
+        stages.append(Calibration(run).head_size * _TRAINING_BYTES)
+    return peak_memory() + max(stages)
 
 
 def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
@@ -99,19 +117,19 @@ class _Expectations:
 
     def prompts(self) -> Expected:
         prompts = self._recipe.prompts
-        size = prompts.count * _PROMPT_TOKENS * _PARQUET_BYTES
+        size = self._asked.prompts * self._asked.tokens * _PARQUET_BYTES
         if not prompts.writes:
             return Expected("prompts", 0.0, size, 0.0)
-        attempts = prompts.count * _own_share(prompts) / _KEPT
+        attempts = self._asked.own / _KEPT
         written = attempts * _ATTEMPT_TOKENS
         seconds = written / self._speeds.sampled + attempts * _TEMPLATE_TOKENS / self._speeds.prefill
         return Expected("prompts", written, size, seconds)
 
     def respond(self) -> Expected:
         count, respond = self._asked.prompts, self._recipe.respond
-        answers, seconds = count * _answered(respond), None
+        answers, seconds = count * _answered(respond, self._asked), None
         if respond.server is None:
-            prompt_tokens = count * (self._asked.tokens + _TEMPLATE_TOKENS)
+            prompt_tokens = count * (self._asked.tokens + _TEMPLATE_TOKENS * self._asked.turns)
             seconds = answers / self._speeds.greedy + prompt_tokens / self._speeds.prefill
         return Expected("respond", answers, self._tokens * _PARQUET_BYTES, seconds)
 
@@ -142,8 +160,10 @@ class _Expectations:
         return Expected("evaluate", judged, 0.0, judged / _TRAIN_OVER_MEASURE / self._speeds.train)
 
     def bench(self) -> Expected:
-        heads = len(self._run.head_urls)
-        seconds = estimate_seconds(self._recipe.bench, heads, self._speeds.plain_ms)
+        heads, options = len(self._run.head_urls), self._recipe.bench
+        heldout = min(options.heldout_prompts, round(self._asked.prompts * self._recipe.respond.heldout))
+        options = options.model_copy(update={"heldout_prompts": heldout})
+        seconds = estimate_seconds(options, heads, self._speeds.plain_ms)
         return Expected("bench", 0.0, 0.0, seconds)
 
     def _drawn_share(self) -> float:
@@ -151,44 +171,23 @@ class _Expectations:
         limit, respond = self._recipe.train.response_tokens, self._recipe.respond
         if limit is None:
             return 1.0
-        answered = _answered(respond)
-        answer_share = answered / (answered + self._asked.tokens + _TEMPLATE_TOKENS)
+        answered = _answered(respond, self._asked)
+        answer_share = answered / (answered + self._asked.tokens + _TEMPLATE_TOKENS * self._asked.turns)
         return min(1.0, limit / max((self._tokens - self._heldout) * answer_share, 1.0))
 
 
-class Asked(NamedTuple):
-    """The prompts to be answered."""
-
-    prompts: int
-    tokens: float  # per prompt
-
-
-def asked_prompts(run: Run) -> Asked:
-    """The prompts on disk if complete, or else those the recipe requests, of a typical length."""
-    manifest = Manifest.load(run.url("prompts"))
-    if manifest.records and (exists(run.url("prompts", DONE_NAME)) or run.is_given("prompts")):
-        return Asked(manifest.records, manifest.tokens / manifest.records)
-    return Asked(run.recipe.prompts.count, _PROMPT_TOKENS)
-
-
-def _own_share(prompts: PromptOptions) -> float:
-    """The share of the prompts that the target writes itself."""
-    weights = [source.weight for source in prompts.sources]
-    self_weights = [source.weight for source in prompts.sources if source.kind == "self"]
-    return sum(self_weights) / sum(weights) if weights else 1.0
-
-
-def _answered(respond: RespondOptions) -> float:
+def _answered(respond: RespondOptions, asked: Asked) -> float:
     """Response tokens of a typical conversation."""
-    return _ANSWER_SHARE * respond.max_new_tokens * (1 + respond.second_turn)
+    return _ANSWER_SHARE * respond.max_new_tokens * (asked.turns + respond.second_turn)
 
 
 def conversation_tokens(run: Run, *, known: bool) -> float:
     """Tokens of all conversations: those on disk if `known` to be complete, or else from typical lengths."""
     if known and (stored := Manifest.load(run.url("conversations")).tokens):
         return stored
-    prompts = asked_prompts(run)
-    return prompts.prompts * (_answered(run.recipe.respond) + prompts.tokens + _TEMPLATE_TOKENS)
+    asked = asked_prompts(run)
+    given = asked.tokens + _TEMPLATE_TOKENS * asked.turns
+    return asked.prompts * (_answered(run.recipe.respond, asked) + given)
 
 
 class Calibration:

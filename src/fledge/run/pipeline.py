@@ -22,8 +22,9 @@ from fledge.data.responses import check_context
 from fledge.data.served import key_headers
 from fledge.features import FeatureStore, conversation_infos
 from fledge.heads.engines import refusals
+from fledge.run.asked import asked_prompts
 from fledge.run.closing import print_closing
-from fledge.run.estimate import asked_prompts, print_estimate
+from fledge.run.estimate import print_estimate
 from fledge.run.folder import Record, Run, file_digest
 from fledge.run.recipe import RECIPE_NAME
 from fledge.run.stages import STAGES, Stage, finished_records

@@ -25,6 +25,7 @@ from fledge.base.fingerprint import Fingerprint, make_fingerprint
 from fledge.base.storage import Manifest, exists, join
 from fledge.bench import run_bench, summarise
 from fledge.bench.report.formats import human_bytes, number, times
+from fledge.bench.workloads import Workload
 from fledge.data import (
     AnswerServer,
     Progress,
@@ -51,6 +52,7 @@ from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.closing import REPORT_NAME, write_closing
 from fledge.run.folder import Record, Run, StageResult, file_digest, head_digest
+from fledge.run.heldout import heldout_workloads
 from fledge.train import evaluate, train, train_fingerprint
 
 _FORMAT = 1  # of fingerprints made here
@@ -219,22 +221,29 @@ def _evaluate(run: Run, progress: Progress) -> StageResult:
 def _bench_fingerprint(run: Run) -> Fingerprint:
     options = run.recipe.bench
     # The run's own head was checked against what training wrote.
+    heldout = [shard.sha256 for shard in Manifest.load(run.url("conversations")).shards]
+    heldout = heldout if options.heldout_prompts else []
     configs = {name: file_digest(join(run.head_urls[name], CONFIG_NAME)) for name in run.given_heads}
     return make_fingerprint(
         {
             "stage": "bench",
             "format": _FORMAT,
             "target": run.target_parts() | {"backend": run.recipe.target.backend},
-            "bench": options.model_dump(mode="json"),
+            "bench": options.model_dump(mode="json", exclude=set() if heldout else {"heldout_prompts"}),
             "files": [file_digest(url) for url in options.prompts],
             "heads": {name: head_digest(url) for name, url in run.head_urls.items()},
         }
         | ({"configs": configs} if configs else {})
+        | ({"heldout": heldout} if heldout else {})
     )
 
 
 def _bench(run: Run, progress: Progress) -> StageResult:
-    result = run_bench(run.target, run.heads(), run.recipe.bench, progress=progress)
+    options = run.recipe.bench
+    heldout: list[Workload] = []
+    if options.heldout_prompts:
+        heldout = heldout_workloads(run.url("prompts"), run.url("conversations"), options.heldout_prompts)
+    result = run_bench(run.target, run.heads(), options, heldout=heldout, progress=progress)
     result.save(run.url("bench"))
     workloads = summarise(result).workloads
     parts = [f"{name} {times(each.speedup)}, tau {number(each.tau, 2)}" for name, each in workloads.items()]

@@ -38,6 +38,12 @@ def given_name(spec: str) -> str | None:
     return None if place else spec
 
 
+def run_folder(spec: str) -> str:
+    """Where `fledge make-head` works unless it is told otherwise, and heads made here are looked for."""
+    path = Path(spec.rstrip("/"))
+    return f"runs/{model_name(path) if is_gguf(path) else path.name}"
+
+
 def find_model(spec: str, cache: Path) -> tuple[Path, str]:
     """The folder or GGUF file that `spec` refers to, and a name for reports."""
     if is_remote(spec):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fledge.base.errors import DataError
 from fledge.data.sources import Record, SourceOptions, open_source, user_turns
 
 Q, Q2, A, OLD = "Why do boats float?", "And why do some sink?", "ANSWERTEXT", "ABANDONED question"
@@ -127,6 +129,21 @@ def test_a_folder_with_all_files_of_an_export(tmp_path: Path) -> None:
     )
     (tmp_path / "user.json").write_text(json.dumps({"id": "u", "email": "a@b.example"}))
     assert read(tmp_path) == [(Q, Q2), (Q, Q2), "shape", "shape"]
+
+
+def test_an_export_is_read_as_it_is_downloaded(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "export.ZIP", "w") as file:
+        file.writestr("user.json", json.dumps({"id": "u", "email": "a@b.example"}))
+        file.writestr("file-1-notes.txt", "What somebody attached, which nobody asked")
+        file.writestr("conversations-000.json", json.dumps([chatgpt()]))
+        file.writestr("conversations-001.json", json.dumps([chatgpt(current_node="8")]))
+    assert read(tmp_path / "export.ZIP") == [(Q, Q2), (OLD,)]
+    with zipfile.ZipFile(tmp_path / "logs.zip", "w") as file:
+        file.writestr("day/1.jsonl", json.dumps({"messages": WEBUI[:2]}))
+    assert read(tmp_path / "logs.zip") == [(Q,)]
+    (tmp_path / "cut.zip").write_bytes((tmp_path / "logs.zip").read_bytes()[:40])
+    with pytest.raises(DataError, match=r"can't look at the source .*cut\.zip \(File is not a zip file\)"):
+        read(tmp_path / "cut.zip")
 
 
 def web_message(key: str, role: str, content: Any, parent: str | None, **more: Any) -> dict[str, Any]:

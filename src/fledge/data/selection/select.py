@@ -12,6 +12,7 @@ If killed, it starts again from the pools and ends with the same files.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +52,31 @@ class Selected:
     distances: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
+@dataclass
+class Distinct:
+    """The rows of a pool that repeat no other row of any pool."""
+
+    prompts: int = 0
+    turns: int = 0
+    characters: int = 0
+    duplicates: Counter[str] = field(default_factory=Counter)  # the others, by reason
+
+
+def distinct_rows(pools: Sequence[PoolSource], options: PromptOptions) -> dict[str, Distinct]:
+    """Source -> the rows of its pool to choose from."""
+    verdicts, _ = _duplicates(pools, options)
+    distinct = {pool.name: Distinct() for pool in pools}
+    for verdict, (pool, prompt) in zip(map(int, verdicts), _rows(pools), strict=True):
+        of = distinct[pool]
+        if verdict == KEPT:
+            of.prompts += 1
+            of.turns += len(prompt.turns)
+            of.characters += sum(map(len, prompt.turns))
+        else:
+            of.duplicates[REASONS[verdict]] += 1
+    return distinct
+
+
 def select_prompts(
     pools: Sequence[PoolSource],
     traffic: Mapping[str, NgramCounts],
@@ -68,14 +94,7 @@ def select_prompts(
         progress: called with a description of the current step.
     """
     progress("finding duplicates")
-    try:
-        with tempfile.TemporaryDirectory(prefix="fledge-select-") as scratch:
-            verdicts, noise = _duplicates(pools, options, Path(scratch))
-    except OSError as error:
-        raise StorageError(
-            f"can't store the prompts' keys in temporary files ({one_line(error)}); free some space there, or "
-            "set TMPDIR to another folder, and run again"
-        ) from error
+    verdicts, noise = _duplicates(pools, options)
     sizes = [Manifest.load(pool.url).records for pool in pools]
     drawing = _Drawing(pools, sizes, verdicts == KEPT, noise, options)
     if traffic:
@@ -104,14 +123,25 @@ def select_prompts(
 
 
 def _duplicates(
-    pools: Sequence[PoolSource], options: PromptOptions, scratch: Path
+    pools: Sequence[PoolSource], options: PromptOptions
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    finder = DuplicateFinder(scratch / "keys", options.near_duplicate)
+    """Of each row its verdict and the noise that draws it."""
     noise: list[NDArray[np.float32]] = []
-    for shard in _shards(pools):
-        finder.add(shard)
-        noise.append(np.array([gumbel(options.seed, prompt.prompt_id) for prompt in shard], np.float32))
-    return finder.verdicts(), np.concatenate(noise) if noise else np.empty(0, np.float32)
+    try:
+        with tempfile.TemporaryDirectory(prefix="fledge-select-") as scratch:
+            finder = DuplicateFinder(Path(scratch) / "keys", options.near_duplicate)
+            for shard in _shards(pools):
+                finder.add(shard)
+                noise.append(
+                    np.array([gumbel(options.seed, prompt.prompt_id) for prompt in shard], np.float32)
+                )
+            verdicts = finder.verdicts()
+    except OSError as error:
+        raise StorageError(
+            f"can't store the prompts' keys in temporary files ({one_line(error)}); free some space there, or "
+            "set TMPDIR to another folder, and run again"
+        ) from error
+    return verdicts, np.concatenate(noise) if noise else np.empty(0, np.float32)
 
 
 class _Drawing:
@@ -177,7 +207,7 @@ class _Drawing:
             yield pool, int(start), int(stop)
 
     def _alive_rows(self) -> Iterator[tuple[int, TrainingPrompt]]:
-        for row, prompt in _rows(self._pools):
+        for row, (_, prompt) in enumerate(_rows(self._pools)):
             if self._alive[row]:
                 yield row, prompt
 
@@ -210,7 +240,7 @@ def _write(
             writer.write(prompts, rejects, sum(count_tokens(prompt.turns) for prompt in prompts))
         passed, prompts, rejects = passed + 1, [], []
 
-    for row, prompt in _rows(pools):
+    for row, (_, prompt) in enumerate(_rows(pools)):
         if chosen[row] >= 0:
             category = workloads[chosen[row]] if workloads else prompt.category
             prompts.append(replace(prompt, category=category))
@@ -233,7 +263,7 @@ def _distances(
     before: NgramCounts,
 ) -> dict[str, dict[str, float]]:
     after = {name: NgramCounts() for name in workloads}
-    for row, prompt in _rows(pools):
+    for row, (_, prompt) in enumerate(_rows(pools)):
         if chosen[row] >= 0:
             after[workloads[chosen[row]]].add(features(prompt.turns))
     return {
@@ -252,9 +282,9 @@ def _shards(pools: Sequence[PoolSource]) -> Iterator[list[TrainingPrompt]]:
         yield from prompt_shards(pool.url)
 
 
-def _rows(pools: Sequence[PoolSource]) -> Iterator[tuple[int, TrainingPrompt]]:
-    row = 0
-    for shard in _shards(pools):
-        for prompt in shard:
-            yield row, prompt
-            row += 1
+def _rows(pools: Sequence[PoolSource]) -> Iterator[tuple[str, TrainingPrompt]]:
+    """Each row with the name of its pool."""
+    for pool in pools:
+        for shard in prompt_shards(pool.url):
+            for prompt in shard:
+                yield pool.name, prompt

@@ -1,4 +1,4 @@
-"""Rows of local or remote files, one at a time: JSON lines, arrays and objects, CSV and Parquet, optionally compressed.
+"""Rows of local or remote files, one at a time: JSON lines, arrays and objects, CSV and Parquet, packed or not.
 
 A bad row (not JSON, not UTF-8, megabytes long) costs only that row.
 """
@@ -17,13 +17,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fledge.base import storage
-from fledge.base.errors import DataError
+from fledge.base.disk import neighbours
+from fledge.base.errors import DataError, did_you_mean
 from fledge.data.sources.messages import decode_at, loads
 
 logger = logging.getLogger("fledge")
@@ -142,7 +146,12 @@ def digest_of(filesystem: Any, paths: Sequence[str]) -> str:
 def _find(path: str) -> tuple[Any, list[str]]:
     try:
         filesystem, place = storage.resolve(path)
-        if filesystem.isdir(place):
+        if place.lower().endswith(".zip") and filesystem.isfile(place):
+            filesystem = fsspec.filesystem("zip", fo=filesystem.open(place, "rb"))
+            files = [f for f in filesystem.find("") if _kind(f, strict=False)]
+            # Of an application's export what was said, not what was attached to it.
+            files = [f for f in files if f.rsplit("/", 1)[-1].startswith("conversations")] or files
+        elif filesystem.isdir(place):
             files = [f for f in filesystem.find(place) if _kind(f, strict=False) and not _hidden(f, place)]
         elif filesystem.exists(place):
             files = [place]
@@ -152,12 +161,13 @@ def _find(path: str) -> tuple[Any, list[str]]:
                 for f in filesystem.glob(place)
                 if not filesystem.isdir(f) and not f.rsplit("/", 1)[-1].startswith(".")
             ]
-    except (ImportError, ValueError, OSError) as error:
+    except (ImportError, ValueError, OSError, BadZipFile) as error:
         raise DataError(f"can't look at the source {path} ({error}); check the path") from error
     if not files:
-        raise DataError(
-            f"the source {path} has no files; name a file, a glob, or a folder with {', '.join(_SUFFIXES)} files"
-        )
+        hint = did_you_mean(Path(path).name, neighbours(Path(path)))
+        of_what = f"; name a file, a glob, or a folder with {', '.join(_SUFFIXES)} files"
+        nothing = "" if "*" in path or filesystem.exists(place) else ": there is nothing of that name"
+        raise DataError(f"the source {path} has no files{nothing}{hint or of_what}")
     for file in files:
         _kind(file)
     return filesystem, sorted(files)
