@@ -430,6 +430,39 @@ def module_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
         sys.modules.pop(path.stem, None)
 
 
+OF_STEP = """
+import torch
+
+SEEN = []
+
+
+def of_step(logits, teacher, best, *, step, outside):
+    SEEN.append((step, outside.clone(), teacher.sum(-1)))
+    return (1 - outside) * -(teacher * logits.log_softmax(-1)).sum(-1) / (1 + step)
+"""
+
+
+def test_a_loss_may_see_the_step_and_what_the_head_can_not_propose(
+    target: Target, features: str, module_folder: Path
+) -> None:
+    (module_folder / "losses_of_step.py").write_text(OF_STEP)
+    options = TrainOptions(**OPTIONS.model_dump() | {"loss": "losses_of_step:of_step"})
+    run(target, features, module_folder, options)
+    seen = sys.modules["losses_of_step"].SEEN
+    assert {step for step, _, _ in seen} == {0, 1, 2}
+    for step, outside, _ in seen[1:]:  # the first call is the check of the function
+        assert ((outside > 0) & (outside < 1)).all(), step
+    store = FeatureStore(features)
+    whole = (
+        torch.cat([store.read(info).hidden for info in store.samples]).float()
+        @ target.ends.lm_head.float().t()
+    )
+    inside = Head.load(str(module_folder / "head")).vocabulary.token_ids
+    masses = 1 - whole.softmax(-1)[:, inside].sum(-1)
+    for _, outside, _ in seen[1:4]:
+        assert all(float((masses - one).abs().min()) < 0.01 for one in outside)
+
+
 def test_the_documented_loss_of_ones_own_trains(target: Target, features: str, module_folder: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text("utf-8")
     example = page.split("## Add a loss")[1].split("```python\n")[1].split("```")[0]

@@ -16,7 +16,14 @@ from fledge.draft import HeadWeights
 from fledge.heads import Head
 from fledge.target import EndWeights
 from fledge.train.batches import TrainBatch
-from fledge.train.loss import LossFunction, step_loss, teacher_probabilities
+from fledge.train.loss import (
+    OUTSIDE,
+    LossFunction,
+    named_in,
+    outside_mass,
+    step_loss,
+    teacher_probabilities,
+)
 from fledge.train.parallel import Ranks
 from fledge.train.unroll import UnrolledHead
 
@@ -57,6 +64,7 @@ class Learner:
         vocabulary = head.vocabulary
         self._teacher = target.lm_head[vocabulary.token_ids].to(device, dtype).t().contiguous()  # [Ht, Vd]
         self._draft_ids = vocabulary.draft_ids.to(device)  # [V]
+        self._whole = target.lm_head.to(device, dtype) if OUTSIDE in named_in(own_loss) else None  # [V, Ht]
 
     def learn(
         self, batch: TrainBatch | None, step_weights: list[float], *, measure: bool, ranks: Ranks = ALONE
@@ -101,7 +109,9 @@ class Learner:
         outputs, gradients = [], []
         with bf16_products(self.dtype):
             teacher = teacher_probabilities(batch.teacher_hidden, self._teacher, lm_head.kernels)  # [S, Vd]
-            labels = self._draft_ids[batch.labels]
+            labels, outside = self._draft_ids[batch.labels], None
+            if self._whole is not None:
+                outside = outside_mass(batch.teacher_hidden, self._whole, self._draft_ids)
             for step, hidden in enumerate(self.unrolled.unroll(batch, len(step_weights))):
                 valid, mine = batch.valid(step), counted[step]
                 if not mine.any():
@@ -116,6 +126,8 @@ class Learner:
                     step_weights[step] / counts[step],
                     workspace,
                     measure=sums is not None,
+                    step=step,
+                    outside=None if outside is None else outside[step:],
                 )
                 outputs.append(hidden[: len(valid)])
                 gradients.append(result.d_hidden)

@@ -15,8 +15,9 @@ both products at once. Only the teacher has size [rows, Vd].
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,10 @@ _CHUNK_ROWS = 2048  # rows per chunk of logits: enough for full-speed products
 
 # A user-defined loss. Arguments: the head's logits [R, Vd] and the target's probabilities [R, Vd], both float32, and
 # the draft ids [R] of the target's most probable tokens (int64, -1 outside the draft vocabulary). Returns [R] losses.
-LossFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+# One that names them as parameters also gets `step`, the TTT step, 0 first, and `outside` [R], float32, the target's
+# probability of all tokens outside the draft vocabulary, which costs a product with its whole lm_head.
+LossFunction = Callable[..., Tensor]
+STEP, OUTSIDE = "step", "outside"
 
 
 class StepLoss(NamedTuple):
@@ -50,6 +54,23 @@ def teacher_probabilities(hidden: Tensor, lm_head: Tensor, kernels: Kernels) -> 
     return probabilities
 
 
+def outside_mass(hidden: Tensor, lm_head: Tensor, draft_ids: Tensor) -> Tensor:
+    """The target's probability outside the draft vocabulary, [S] float32.
+
+    From hidden [S, Ht], its whole lm_head [V, Ht], and the draft ids [V], -1 outside.
+    """
+    outside = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+    for chunk in pieces(hidden.shape[0], _CHUNK_ROWS // 8):
+        probabilities = torch.mm(hidden[chunk], lm_head.t()).float().softmax(-1)
+        outside[chunk] = probabilities[:, draft_ids < 0].sum(-1)
+    return outside
+
+
+def named_in(loss: LossFunction | None) -> set[str]:
+    """The further parameters that a user-defined loss names."""
+    return set() if loss is None else {STEP, OUTSIDE} & set(inspect.signature(loss).parameters)
+
+
 @torch.no_grad()
 def step_loss(
     hidden: Tensor,
@@ -62,6 +83,8 @@ def step_loss(
     workspace: Workspace,
     *,
     measure: bool,
+    step: int = 0,
+    outside: Tensor | None = None,
 ) -> StepLoss:
     """The loss of one step and its gradients; lm_head's is added to its buffer.
 
@@ -75,7 +98,10 @@ def step_loss(
         scale: the weight of each counted row.
         workspace: scratch memory.
         measure: whether to return measures.
+        step: the TTT step, for a user-defined loss.
+        outside: [R] the target's probability outside the draft vocabulary, for a user-defined loss that names it.
     """
+    also: dict[str, Any] = {STEP: step} if STEP in named_in(own_loss) else {}
     rows, width = teacher.shape
     d_hidden = torch.empty_like(hidden)
     parts = []
@@ -88,7 +114,9 @@ def step_loss(
             part = lm_head.kernels.loss_gradient_(logits, teacher[chunk], counted[chunk], measure=measure)
         else:
             labels = teacher[chunk], best[chunk], counted[chunk]
-            part = own_loss_gradient_(logits, *labels, own_loss, measure=measure)
+            if outside is not None:
+                also[OUTSIDE] = outside[chunk]
+            part = own_loss_gradient_(logits, *labels, own_loss, measure=measure, also=also)
         if part is not None:
             parts.append(part)
         lm_head.multiply_back(logits, out=d_hidden[chunk])
@@ -98,17 +126,25 @@ def step_loss(
 
 
 def own_loss_gradient_(
-    logits: Tensor, teacher: Tensor, target: Tensor, counted: Tensor, loss: LossFunction, *, measure: bool
+    logits: Tensor,
+    teacher: Tensor,
+    target: Tensor,
+    counted: Tensor,
+    loss: LossFunction,
+    *,
+    measure: bool,
+    also: Mapping[str, Any] = {},
 ) -> LogitMeasures | None:
     """Turn logits [R, V] into the gradient of a user-defined loss in place; it is 0 in rows not `counted` [R].
 
     teacher [R, V] holds the target's probabilities, target [R] int64 the index of its most probable token or -1.
+    `also`: the further arguments that the function names.
     Raises a DataError for a result that can't be trained on.
     """
     value = logits.to(torch.float32, copy=True).requires_grad_()
     with torch.enable_grad():
         # Copies: a function that writes into them must not change them for later steps.
-        losses = loss(value, teacher.to(torch.float32, copy=True), target.clone())
+        losses = loss(value, teacher.to(torch.float32, copy=True), target.clone(), **also)
         if not isinstance(losses, Tensor) or losses.shape != target.shape:
             returned = tuple(losses.shape) if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise DataError(

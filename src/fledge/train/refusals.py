@@ -12,7 +12,7 @@ from fledge.target import Target
 from fledge.train.batches import is_trainable
 from fledge.train.curves import refuse_without_wandb
 from fledge.train.evaluation import no_heldout
-from fledge.train.loss import own_loss_gradient_
+from fledge.train.loss import OUTSIDE, STEP, named_in, own_loss_gradient_
 from fledge.train.options import TrainOptions
 from fledge.train.start import drawn_conversations
 
@@ -49,7 +49,9 @@ def refuse_unusable_loss(target: Target, options: TrainOptions) -> None:
         return
     logits = torch.eye(4, options.new_vocab_size, device=target.device)
     best = torch.tensor([0, 0, 0, -1], device=target.device)
-    own_loss_gradient_(logits, logits.softmax(-1).flip(0), best, best >= 0, loss, measure=False)
+    everything = {STEP: 0, OUTSIDE: torch.zeros(4, device=target.device)}
+    also = {name: everything[name] for name in named_in(loss)}
+    own_loss_gradient_(logits, logits.softmax(-1).flip(0), best, best >= 0, loss, measure=False, also=also)
 
 
 def refuse_one_sided(
