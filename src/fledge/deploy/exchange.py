@@ -16,11 +16,12 @@ from fledge.base.console import StageProgress, say
 from fledge.base.errors import HeadError
 from fledge.base.storage import exists, join, write_atomic
 from fledge.doctor import diagnose
+from fledge.draft.description import SWITCHES
 from fledge.heads import Head
 from fledge.heads.card import model_card
 from fledge.heads.checkpoint import CONFIG_NAME, write_head
 from fledge.heads.engines import instead_of_last_layer, refusal, sglang_misses
-from fledge.heads.forms import Form, canonical_tensors, check_form
+from fledge.heads.forms import FORMS, Form, canonical_tensors, check_form
 from fledge.heads.gguf import TYPES, GgufType, rounded, write_gguf
 from fledge.heads.hub import push_folder
 from fledge.released import RELEASED, head_url
@@ -66,11 +67,13 @@ def export_head(
     if embedding is None and chosen == "eagle" and loaded is not None:
         embedding = True
     head = _embedded(head, loaded, wanted=embedding)
-    if head.config.norm_before_residual and chosen not in ("vllm", "speculators"):
-        raise HeadError(
-            f"this head uses norm_before_residual, which engines of the {chosen} form leave out without an error: "
-            "use the vllm or speculators form"
-        )
+    for name in head.config.switches:
+        forms = [one for one in FORMS if one in SWITCHES[name].forms]
+        if chosen not in forms:
+            remedy = f"use the {' or '.join(forms)} form" if forms else "serve it with fledge"
+            raise HeadError(
+                f"this head uses {name}, which engines of the {chosen} form leave out without an error: {remedy}"
+            )
     missed = sglang_misses(head.metadata.feature_layers, head.metadata.target_layers)
     if missed and chosen in ("sglang", "specforge"):
         raise HeadError(f"{missed}: {instead_of_last_layer(head.metadata.target_layers)}")

@@ -34,8 +34,10 @@ class Switch(NamedTuple):
 
     says: str  # in the documentation of options
     version: str = "EAGLE-3"
+    forms: Collection[
+        str
+    ] = ()  # whose engines compute it; in others they would leave it out without an error
     trainable: bool = True  # there is an option of training
-    llama_cpp: bool = False  # its EAGLE-3 knows it
 
 
 class TensorInfo(NamedTuple):
@@ -163,12 +165,15 @@ def _norm(name: str) -> TensorInfo:
     return TensorInfo((name,), lambda c: (c.hidden_size,), initial=1.0)
 
 
+_NEWER = ("sglang", "specforge", "eagle", "vllm", "speculators")  # forms that know EAGLE-3.1
 # By field of HeadConfig. Kernels know them as bits, in this order.
 SWITCHES: Mapping[str, Switch] = {
-    "fc_norm": Switch("EAGLE-3.1: a norm on each of the three features", "EAGLE-3.1"),
-    "norm_output": Switch("EAGLE-3.1: pass on the output after the final norm", "EAGLE-3.1"),
+    "fc_norm": Switch("EAGLE-3.1: a norm on each of the three features", "EAGLE-3.1", _NEWER),
+    "norm_output": Switch("EAGLE-3.1: pass on the output after the final norm", "EAGLE-3.1", _NEWER),
     "norm_before_residual": Switch(
-        "speculators: the residual is the hidden state after hidden_norm", trainable=False, llama_cpp=True
+        "speculators: the residual is the hidden state after hidden_norm",
+        forms=("vllm", "speculators", "gguf"),
+        trainable=False,
     ),
 }
 # By field of HeadWeights. Kernels get those with an initial value, in this order.

@@ -69,7 +69,7 @@ _READ = frozenset(  # keys of the architecture, besides RoPE's
         "embedding_length",
         "feed_forward_length",
         "norm_before_fc",
-        *(name for name, switch in SWITCHES.items() if switch.llama_cpp),
+        *(name for name, switch in SWITCHES.items() if "gguf" in switch.forms),
         "target_hidden_size",
         "target_layers",
         "vocab_size",
@@ -173,7 +173,7 @@ def _config(header: GgufHeader) -> dict[str, Any]:
         "max_position_embeddings": number(header, "context_length"),
         "vocab_size": number(header, "vocab_size"),
         "target_hidden_size": number(header, "target_hidden_size"),
-        **{name: bool(header.value(name)) for name, switch in SWITCHES.items() if switch.llama_cpp},
+        **{name: bool(header.value(name)) for name, switch in SWITCHES.items() if "gguf" in switch.forms},
         "norm_before_fc": bool(header.value("norm_before_fc")),
         "eagle_config": {LAYER_IDS: [int(layer) - 1 for layer in header.value("target_layers") or ()]},
     }
@@ -214,7 +214,7 @@ def _offsets(header: GgufHeader, stored: GgufTensor) -> Tensor:
 def _refuse(head: HeadParts) -> None:
     """Raise a HeadError for what llama.cpp's eagle3 doesn't compute."""
     c = head.config
-    named = [name for name in c.switches if not SWITCHES[name].llama_cpp]
+    named = [name for name in c.switches if "gguf" not in SWITCHES[name].forms]
     kind = (c.rope_scaling or {}).get("rope_type", "default")
     if kind not in ("default", "linear", "llama3", "frequency_factors"):
         named.append(f"RoPE scaling of the type {kind}")
@@ -232,7 +232,7 @@ def _sizes(head: HeadParts, target: Target) -> dict[str, Any]:
     return {
         "target_layers": [layer + 1 for layer in layers],
         "target_hidden_size": c.target_hidden_size,
-        **{name: getattr(c, name) for name, switch in SWITCHES.items() if switch.llama_cpp},
+        **{name: getattr(c, name) for name, switch in SWITCHES.items() if "gguf" in switch.forms},
         "norm_before_fc": False,
         "block_count": 1,
         "context_length": c.max_position_embeddings,
