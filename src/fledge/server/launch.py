@@ -65,7 +65,8 @@ def serve(
         if host not in ("127.0.0.1", "::1") and not options.api_keys:
             logger.warning("the server has no API keys: anyone who can reach %s may use it", host)
         listen(listener)  # clients may connect once the next line is logged
-        logger.info("serving %s on %s", app.state.server.model_names[0], url(listener))
+        here, name = url(listener), app.state.server.model_names[0]
+        logger.info("serving %s on %s: open it to chat, or point a client to %s/v1", name, here, here)
         config = uvicorn.Config(
             app,
             http="h11",
