@@ -9,12 +9,18 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    CwmConfig,
+    CwmForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -32,6 +38,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -65,9 +73,12 @@ _SENTENCES = (
     "First heat the water, then add salt and rice, stir it, wait ten minutes and serve it while it is hot.",
 )
 _CLASSES: dict[str, tuple[Any, Any]] = {
+    "CwmForCausalLM": (CwmConfig, CwmForCausalLM),
+    "Ernie4_5ForCausalLM": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "Gemma3ForCausalLM": (Gemma3TextConfig, Gemma3ForCausalLM),
     "GptOssForCausalLM": (GptOssConfig, GptOssForCausalLM),
     "GraniteForCausalLM": (GraniteConfig, GraniteForCausalLM),
+    "HeliumForCausalLM": (HeliumConfig, HeliumForCausalLM),
     "LlamaForCausalLM": (LlamaConfig, LlamaForCausalLM),
     "Llama4ForCausalLM": (Llama4TextConfig, Llama4ForCausalLM),
     "MistralForCausalLM": (MistralConfig, MistralForCausalLM),
@@ -76,6 +87,7 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     "Qwen2ForCausalLM": (Qwen2Config, Qwen2ForCausalLM),
     "Qwen3ForCausalLM": (Qwen3Config, Qwen3ForCausalLM),
     "Qwen3MoeForCausalLM": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "SeedOssForCausalLM": (SeedOssConfig, SeedOssForCausalLM),
     "SmolLM3ForCausalLM": (SmolLM3Config, SmolLM3ForCausalLM),
 }
 # Gemma 3's two kinds of RoPE.

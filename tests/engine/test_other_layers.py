@@ -17,6 +17,7 @@ from fledge.train.start import random_head
 from tests.tiny import GEMMA3_ROPE, GPT_OSS_ROPE, GRANITE, VOCAB_SIZE, TinyShape, save_tiny_target
 
 TARGETS: dict[str, dict[str, Any]] = {
+    "CwmForCausalLM": {"sliding_window": 64},
     "GptOssForCausalLM": {
         "rope_parameters": GPT_OSS_ROPE,
         "sliding_window": 64,
@@ -24,7 +25,9 @@ TARGETS: dict[str, dict[str, Any]] = {
     },
     "Gemma3ForCausalLM": {"rope_parameters": GEMMA3_ROPE, "sliding_window": 64},
     "GraniteForCausalLM": GRANITE | {"shape": TinyShape(hidden=128), "seed": 1},
+    "HeliumForCausalLM": {"shape": TinyShape(hidden=128)},
     "MistralForCausalLM": {"sliding_window": 100},
+    "SeedOssForCausalLM": {},
     "SmolLM3ForCausalLM": {},
 }
 NO_KERNELS = ("GptOssForCausalLM", "native")  # it has experts

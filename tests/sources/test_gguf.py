@@ -49,6 +49,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("Gemma3ForCausalLM", "gemma3", GEMMA3),
     "granite": ("GraniteForCausalLM", "granite", GRANITE),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3", {}),
+    "ernie": ("Ernie4_5ForCausalLM", "ernie4_5", {}),
+    "seed_oss": ("SeedOssForCausalLM", "seed_oss", {}),
+    "seed_oss without biases": ("SeedOssForCausalLM", "seed_oss", {"attention_bias": False}),
     "phi3": ("Phi3ForCausalLM", "phi3", {"sliding_window": 256}),
 }
 

@@ -41,6 +41,10 @@ _GEMMA3_NAMES = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_OTHER_NAMES = {
+    "gemma3": _GEMMA3_NAMES,
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
+}
 # Whose rows of q and k the converter reorders.
 _INTERLEAVED = ("llama", "mistral3", "granite", "smollm3", "eagle3", "clip", "bloom")
 
@@ -187,5 +191,5 @@ def _gguf_name(name: str, architecture: str) -> str:
         return (_LFM2_ENDS if architecture == "lfm2" else _ENDS)[name]
     _, _, layer, rest = name.split(".", 3)
     stem, _, kind = rest.rpartition(".")
-    names = _NAMES | (_GEMMA3_NAMES if architecture == "gemma3" else {})
+    names = _NAMES | _OTHER_NAMES.get(architecture, {})
     return f"blk.{layer}.{names[stem]}.{kind}"

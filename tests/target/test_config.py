@@ -175,6 +175,8 @@ def test_what_a_config_leaves_to_its_class_is_filled_in_by_transformers() -> Non
     [
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
+        ({"architectures": ["Ernie4_5ForCausalLM"], "use_bias": True}, "use_bias=true (false)"),
+        ({"architectures": ["SeedOssForCausalLM"], "mlp_bias": True}, "mlp_bias=true (false)"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),

@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from fledge.doctor.family import compare
 from fledge.target import DecoderConfig, TorchDecoder
 from tests.target.loading import weights_of
 from tests.target.paging import logits_of, make_batch, scattered_pages
@@ -45,9 +45,13 @@ CASES = {
     "qwen3_moe": ("Qwen3MoeForCausalLM", TinyShape(tied=False), None),
     "llama4": ("Llama4ForCausalLM", TinyShape(tied=False), LLAMA3_ROPE),
     "smollm3": ("SmolLM3ForCausalLM", TinyShape(head_dim=16), None),
+    "helium": ("HeliumForCausalLM", TinyShape(head_dim=16, tied=False), None),
+    "ernie": ("Ernie4_5ForCausalLM", TinyShape(), LLAMA3_ROPE),
+    "seed_oss": ("SeedOssForCausalLM", TinyShape(tied=False), None),
 }
 # Of 150 tokens, windowed layers see 64.
 WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
+    "cwm": ("CwmForCausalLM", {"rope_parameters": LLAMA3_ROPE}),
     "gemma3": ("Gemma3ForCausalLM", {"rope_parameters": GEMMA3_ROPE, "query_pre_attn_scalar": 20}),
     "gemma3, a window in every layer": ("Gemma3ForCausalLM", {"sliding_window_pattern": 100}),
     "gpt_oss": ("GptOssForCausalLM", {"rope_parameters": GPT_OSS_ROPE}),
@@ -64,6 +68,11 @@ WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3ForCausalLM", {"use_sliding_window": True, "max_window_layers": 5}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {"use_sliding_window": True}),
+}
+BIASES = {
+    "of no projection": ("SeedOssForCausalLM", {"attention_bias": False}),
+    "of attention's output": ("SeedOssForCausalLM", {"attention_out_bias": True}),
+    "of turned rows": ("HeliumForCausalLM", {"attention_bias": True, "shape": TinyShape(head_dim=16)}),
 }
 OTHER_EXPERTS = {
     "softmax over all experts": ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}),
@@ -110,6 +119,13 @@ def test_multipliers_agree_with_transformers(tied: bool, tmp_path: Path) -> None
 def test_windowed_layers_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, others = WINDOWED[case]
     save_tiny_target(tmp_path, architecture, dtype=torch.float32, sliding_window=64, **others)
+    assert_agrees_with_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("case", BIASES)
+def test_biases_agree_with_transformers(case: str, tmp_path: Path) -> None:
+    architecture, others = BIASES[case]
+    save_tiny_target(tmp_path, architecture, dtype=torch.float32, **others)
     assert_agrees_with_transformers(tmp_path)
 
 
@@ -201,22 +217,10 @@ def test_the_text_models_of_multimodal_targets_agree_with_transformers(
 
 
 def assert_agrees_with_transformers(folder: Path, model: Any = None) -> None:
+    """As `fledge doctor --family` compares them, which builds small models of its own."""
     if model is None:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    decoder = load_decoder(folder)
-    ids = random_ids(150)
-    batch = make_batch([ids], scattered_pages(1, 10))
-    ours = decoder.forward(batch, decoder.allocate_kv(10), logits="logits", features=True, hidden=True)
-    with torch.no_grad():
-        theirs = model(torch.tensor([ids]), output_hidden_states=True)
-    states = [theirs.hidden_states[layer + 1][0] for layer in decoder.config.feature_layers]
-    assert_close(ours.logits, theirs.logits[0])
-    assert_close(ours.features, torch.cat(states, dim=-1))
-    assert_close(ours.hidden, theirs.hidden_states[-1][0])
-
-
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
-    assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+    assert [check for check in compare(folder, model) if check.state != "ok"] == []
 
 
 @pytest.mark.parametrize("case", ["llama_tied", "qwen2_bias", "qwen3_norms"])

@@ -155,12 +155,25 @@ def doctor(
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="length of the answers it measures on")] = 48,
+    family: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="instead: decode a small random model like that folder's config.json beside transformers",
+        ),
+    ] = None,
     **given: Any,
 ) -> None:
     """Check this machine; or find out why a head's acceptance is low.
 
     Exit code 1 if something is wrong.
     """
+    if family is not None:
+        from fledge.doctor.family import examine_family
+
+        if others := [name for name in _given(context) if name != "family"]:
+            raise EngineError(f"--family goes alone: leave {others[0].replace('_', '-')} out")
+        raise typer.Exit(examine_family(family))
     if target is None:
         from fledge.doctor.installation import examine_installation
 

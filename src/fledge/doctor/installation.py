@@ -11,7 +11,7 @@ import importlib
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -54,15 +54,21 @@ class Check:
 
 def examine_installation() -> int:
     """Print every check; returns the exit code: 1 if something doesn't work."""
+    broken = show(checks())
+    say("", f"broken: {broken}" if broken else "nothing is broken")
+    say("why a head's acceptance is low: fledge doctor TARGET HEAD", dim=True)
+    return 1 if broken else 0
+
+
+def show(found: Iterable[Check]) -> int:
+    """Print checks as they come; returns how many are broken."""
     broken = 0
-    for check in checks():
+    for check in found:
         say(f"{_MARKS[check.state]} {check.name}: {check.found}")
         if check.remedy:
             say(f"  {check.remedy}")
         broken += check.state == "broken"
-    say("", f"broken: {broken}" if broken else "nothing is broken")
-    say("why a head's acceptance is low: fledge doctor TARGET HEAD", dim=True)
-    return 1 if broken else 0
+    return broken
 
 
 def checks() -> Iterator[Check]:

@@ -130,17 +130,7 @@ class DecoderConfig:
     @classmethod
     def from_folder(cls, folder: Path) -> DecoderConfig:
         """Read `config.json` of an HF folder."""
-        path = folder / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise TargetError(
-                f"{folder} has no config.json: give a folder saved by save_pretrained"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise TargetError(f"can't read {path}: {error}. Download the model again") from error
-        if not isinstance(raw, dict):
-            raise TargetError(f"{path} isn't a JSON object: download the model again")
+        raw, path = read_config(folder), folder / "config.json"
         try:
             return cls.from_hf(raw)
         except (TypeError, ValueError) as error:
@@ -149,7 +139,7 @@ class DecoderConfig:
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> DecoderConfig:
         """Translate an HF configuration, as written by transformers 4 or 5; of a multimodal one, the text part."""
-        name = architecture = _architecture(raw)
+        name = architecture = architecture_of(raw)
         family = families.find(architecture)
         text = raw.get("text_config") or {}
         tied = {**text, **raw}.get("tie_word_embeddings")  # the whole model's flag counts
@@ -214,7 +204,22 @@ class DecoderConfig:
             raise TargetError(f"config.json has no {error.args[0]}: download the model again") from None
 
 
-def _architecture(raw: Mapping[str, Any]) -> str:
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of an HF folder."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TargetError(f"{folder} has no config.json: give a folder saved by save_pretrained") from None
+    except (OSError, ValueError) as error:
+        raise TargetError(f"can't read {path}: {error}. Download the model again") from error
+    if not isinstance(raw, dict):
+        raise TargetError(f"{path} isn't a JSON object: download the model again")
+    return raw
+
+
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """The architecture that config.json names; of several, the first that has a family."""
     names = [str(name) for name in raw.get("architectures") or []]
     known = [name for name in names if name in SUPPORTED_ARCHITECTURES]
     return (known or names or [f"model_type {raw.get('model_type')!r}"])[0]

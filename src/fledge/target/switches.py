@@ -14,7 +14,9 @@ from fledge.target.rope_fields import rope_parameters
 _SWITCHES: Mapping[
     str, tuple[Any, ...]
 ] = {  # values that switch nothing on, besides null, false, 0 and empty ones
-    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "use_bidirectional_attention"), ()),
+    **dict.fromkeys(
+        ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "use_bidirectional_attention"), ()
+    ),
     **dict.fromkeys(
         ("attn_logit_softcapping", "attn_logit_softcap", "attn_soft_cap", "clip_qkv", "qk_clip"), ()
     ),

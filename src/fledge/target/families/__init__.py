@@ -14,7 +14,10 @@ from fledge.target.families.undecoded import undecoded
 __all__ = ["SUPPORTED_ARCHITECTURES", "Family", "Gguf", "find", "find_gguf", "register"]
 
 _FILES = (
+    "cwm",
+    "ernie4_5",
     "granite",
+    "helium",
     "llama",
     "llama4",
     "mistral",
@@ -25,6 +28,7 @@ _FILES = (
     "qwen3_moe",
     "gemma3",
     "gpt_oss",
+    "seed_oss",
     "smollm3",
 )
 _FAMILIES: dict[str, Family] = {}
