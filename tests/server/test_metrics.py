@@ -24,7 +24,7 @@ TOKENIZER = make_tokenizer()
 IDLE = EngineStats(
     rounds=0, request_rounds=0, round_tokens=0, prompt_tokens=0, preemptions=0, hit_tokens=0, evictions=0, pages=9,
     pages_in_use=0, pages_cached=0, drafts=0, draft_tokens=0, accepted_by_depth=[], running=0, waiting=0, kv_usage=0.0,
-    phases=PhaseSeconds(), shapes=[],
+    phases=PhaseSeconds(), shapes=[], proposers={},
 )  # fmt: skip
 
 

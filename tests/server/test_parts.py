@@ -184,7 +184,7 @@ def test_a_head_for_another_target_is_refused(tmp_path: Path, target: Target) ->
         ({"kv_tokens": 0}, "kv_tokens is 0"),
         ({"lookup": 4}, "lookup=4 needs a draft head"),
         ({"draft_weights": "int8"}, "draft_weights is for a draft head"),
-        ({"drafter": 3}, "drafter is 3; derive it from"),
+        ({"drafter": 3}, "drafter is 3; name a class that derives from"),
         ({"drafter": Lookup(), "lookup": 4}, "lookup=4 is merged into a head's trees"),
         ({"drafter": Lookup(), "draft_weights": "int8"}, "draft_weights is for a draft head"),
     ],

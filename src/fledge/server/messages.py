@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
+from fledge.base.checksums import sha256
 from fledge.server import errors
 from fledge.server.anthropic_blocks import AnthropicMessage, chat_messages, system_content
 from fledge.server.blocks import BlockRenderer
@@ -228,8 +229,8 @@ class MessagesRenderer(BlockRenderer):
             block["input"] = _input(self._arguments)
         elif block["type"] == "thinking":
             # Opaque to clients, some of which leave thoughts without one out of the history that they send back.
-            block["signature"] = self.id
-            delta = {"type": "signature_delta", "signature": self.id}
+            block["signature"] = sha256(block["thinking"].encode())
+            delta = {"type": "signature_delta", "signature": block["signature"]}
             yield {"type": "content_block_delta", **self._place(), "delta": delta}
         yield {"type": "content_block_stop", **self._place()}
 
