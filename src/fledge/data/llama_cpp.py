@@ -10,6 +10,13 @@ from typing import Any
 
 from fledge.engine import SamplingParams
 
+# What a server may have been started with, off.
+_NEUTRAL = {
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "dry_multiplier", "xtc_probability"), 0.0),
+    **dict.fromkeys(("dynatemp_range", "mirostat"), 0),
+    "typical_p": 1.0,
+}
+_FINISHED = {"limit": "length", "eos": "stop", "word": "stop"}  # others are refused by their name
 ROUTE = "/completion"
 OWNER = "llamacpp"  # of the models that llama-server lists
 _SEEDS = 2**32 - 1  # that number itself asks for a random one
@@ -26,6 +33,7 @@ def completion_body(prompt_ids: list[int], params: SamplingParams) -> dict[str, 
         "top_k": 0,
         "min_p": 0.0,
         "repeat_penalty": 1.0,
+        **_NEUTRAL,
         "return_tokens": True,
         **seed,
     }
@@ -37,7 +45,7 @@ def as_openai(reply: Any) -> Any:
         return reply
     choice = {
         "text": reply.get("content"),
-        "finish_reason": "length" if reply["stop_type"] == "limit" else "stop",
+        "finish_reason": _FINISHED.get(reply["stop_type"], reply["stop_type"]),
         "token_ids": reply.get("tokens") or None,
     }
     return {"choices": [choice], "usage": {"completion_tokens": reply.get("tokens_predicted")}}

@@ -74,7 +74,7 @@ class AnswerServer:
         self._has_answered = False
         self._given_up = threading.Event()  # for the running requests
         self._is_llama_cpp = False
-        self.model = options.model or self._only_model()
+        self.model = self._served_model(options.model)
 
     @property
     def concurrency(self) -> int:
@@ -272,12 +272,28 @@ class AnswerServer:
             f"are kept: {advice}, and run again to resume"
         )
 
-    def _only_model(self) -> str:
+    def _served_model(self, named: str) -> str:
+        """The model to ask for, `named` or the only one; also notes whether llama-server serves it."""
+        try:
+            models = self._models()
+        except DataError:
+            if named:  # a server needn't list any
+                return named
+            raise
+        if not named and len(models) != 1:
+            raise DataError(
+                f"{self._options.url} serves {', '.join(models) or 'no model'}; set respond.server.model to one"
+            )
+        self._is_llama_cpp = llama_cpp.OWNER in models.values()
+        return named or next(iter(models))
+
+    def _models(self) -> dict[str, object]:
+        """The listed models, with their owners."""
         import httpx2
 
         try:
             reply = self._client.get("/v1/models")
-            models = {model["id"]: model.get("owned_by") for model in reply.json()["data"]}
+            return {str(model["id"]): model.get("owned_by") for model in reply.json()["data"]}
         except httpx2.HTTPError as error:
             raise self._gone(f"{type(error).__name__} {error}", 1) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -285,13 +301,6 @@ class AnswerServer:
                 f"{self._options.url} doesn't list its models (status {reply.status_code}); set respond.server.model, "
                 "set a key with respond.server.api_key_env, or correct the URL"
             ) from error
-        if len(models) != 1:
-            raise DataError(
-                f"{self._options.url} serves {', '.join(models) or 'no model'}; set respond.server.model to one"
-            )
-        ((name, owner),) = models.items()
-        self._is_llama_cpp = owner == llama_cpp.OWNER
-        return str(name)
 
 
 def _reported_tokens(reply: Any) -> int:

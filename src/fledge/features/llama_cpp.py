@@ -35,7 +35,7 @@ logger = logging.getLogger("fledge")
 _ROWS = 512  # of one forward: llama.cpp keeps the logits of each
 _F32 = 0  # ggml's number of the type
 _LAST = "result_norm"  # its name of the final norm's output
-_ERROR = 3  # its level of a log line
+_ERROR = 4  # its level of a log line
 
 
 class LlamaCppExtractor:
@@ -56,6 +56,7 @@ class LlamaCppExtractor:
         self._names = [f"l_out-{layer}" for layer in config.feature_layers]
         api = self._api
         api.llama_backend_init()
+        self._log.last = ""
         self._model = api.llama_model_load_from_file(str(file).encode(), api.llama_model_default_params())
         if not self._model:
             raise TargetError(
@@ -65,6 +66,12 @@ class LlamaCppExtractor:
         weakref.finalize(self, api.llama_model_free, self._model)
         width = api.llama_model_n_embd(self._model)
         tokens = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
+        layers = api.llama_model_n_layer(self._model)
+        if layers < config.num_layers:  # more: some predict further tokens
+            raise TargetError(
+                f"{file} has {layers} layers, the target {config.num_layers}: set features.gguf to a file of the "
+                "target itself"
+            )
         if (width, tokens) != (self.hidden_size, self._vocab_size):
             raise TargetError(
                 f"{file} has {tokens:,} tokens and hidden states of {width:,}, the target {self._vocab_size:,} and "
@@ -118,6 +125,7 @@ class LlamaCppExtractor:
                 batch.token[row], batch.pos[row] = token, start + row
                 batch.n_seq_id[row], batch.seq_id[row][0] = 1, 0
                 batch.logits[row] = True  # or the last layer computes fewer rows
+            self._log.last = ""
             status = self._api.llama_decode(self._context, batch)
         finally:
             self._api.llama_batch_free(batch)
@@ -153,6 +161,7 @@ class LlamaCppExtractor:
         params.type_k = params.type_v = _F32
         params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds values to 16 bits
         params.cb_eval, params.no_perf = self._read.callback, True
+        self._log.last = ""
         self._context = api.llama_init_from_model(self._model, params)
         if not self._context:
             raise DataError(
@@ -160,7 +169,7 @@ class LlamaCppExtractor:
                 "respond.max_prompt_tokens or respond.max_new_tokens and run respond again"
             )
         self._free = weakref.finalize(self, api.llama_free, self._context)
-        self._capacity = tokens
+        self._capacity = params.n_ctx
 
 
 class _Reader:

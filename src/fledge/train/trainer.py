@@ -132,7 +132,8 @@ def train_fingerprint(
             "target": target.revision,
             **({"feature_layers": chosen} if chosen else {}),
             "train": options.model_dump(mode="json", exclude=unneeded)
-            | {"draft_vocab_size": options.new_vocab_size if started is None else options.draft_vocab_size},
+            | {"draft_vocab_size": options.new_vocab_size},
+            **({"vocabulary": "replaced"} if started and options.draft_vocab_size is not None else {}),
             "init_head": started,
             "features": sha256(shards.encode()),
         }

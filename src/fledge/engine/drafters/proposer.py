@@ -29,7 +29,8 @@ logger = logging.getLogger("fledge")
 
 _SEEN_AT_FIRST = 8.0  # tokens that a proposer's own word is worth
 _MOST_SEEN = 200.0  # so that old observations decay
-_SUREST = 0.99
+_SUREST, _LEAST_CHANCE = 0.99, 1e-6
+_LEAST_FACTOR = 0.01  # of a proposer that is always wrong
 
 
 class RunningText(NamedTuple):
@@ -79,7 +80,7 @@ class _Source:
     @property
     def factor(self) -> float:
         """By which its probabilities are multiplied."""
-        return self._came_true / self._claimed
+        return max(self._came_true / self._claimed, _LEAST_FACTOR)
 
     def ask(self, text: RunningText, tokens: int, vocabulary: int) -> list[tuple[int, float]]:
         """Its tokens with corrected probabilities; none if it fails."""
@@ -93,12 +94,14 @@ class _Source:
             if self.stats.failed == 1:
                 logger.exception("%s failed, and is asked again; later failures aren't logged", self.name)
             return []
-        return [(token, min(chance * self.factor, _SUREST)) for token, chance in chain[:tokens]]
+        corrected = ((token, chance * self.factor) for token, chance in chain[:tokens])
+        return [(token, min(max(chance, _LEAST_CHANCE), _SUREST)) for token, chance in corrected]
 
     def judge(self, chances: Sequence[float], right: int) -> None:
         """Its first `right` tokens came true, and the next one, if there are more, didn't."""
+        factor = self.factor  # as it was when they were proposed, or nearly
         for number, chance in enumerate(chances[: right + 1]):
-            self._claimed += min(chance / self.factor, 1.0)
+            self._claimed += min(chance / factor, 1.0)
             self._came_true += number < right
         if self._claimed > _MOST_SEEN:
             self._came_true *= _MOST_SEEN / self._claimed
@@ -115,7 +118,11 @@ class Proposers:
 
     def stats(self) -> dict[str, ProposerStats]:
         """Counts by the proposers' names."""
-        return {source.name: source.stats for source in self._sources}
+        named: dict[str, ProposerStats] = {}
+        for source in self._sources:
+            alike = sum(name.partition(" ")[0] == source.name for name in named)
+            named[f"{source.name} {alike + 1}" if alike else source.name] = source.stats
+        return named
 
     def compete(self, found: Proposal, batch: RunningBatch) -> Proposal:
         """Prompt lookup's proposal, replaced where a proposer is surer of its first token.
@@ -159,7 +166,7 @@ class Proposers:
             while right < min(len(chain), count) and chain[right] == emitted[right]:
                 right += 1
             source.stats.proposed += len(chain)
-            source.stats.accepted += min(right, count - 1)  # the last one emitted is the target's own
+            source.stats.accepted += min(right, max(count - 1, 0))  # the last one emitted is the target's own
             source.judge([math.exp(one) for one in log_probs[: min(len(chain), count)]], right)
 
     # RowState
