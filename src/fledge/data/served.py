@@ -1,7 +1,7 @@
 """Answers from a server: any OpenAI-compatible one that returns generated ids (vLLM, SGLang: `return_token_ids`).
 
     POST /v1/completions   {"prompt": [ids as serving renders them], "return_token_ids": true, ...}
-    POST /completion       of a llama-server (llama_cpp.py)
+    POST /completion       of a llama-server (base/llama_server.py)
 
 Sending ids keeps the template in one place. With a server that returns text only, an answer is used if its text,
 tokenised again, has the length the server reports; other answers are rejected individually.
@@ -18,10 +18,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
+from fledge.base import llama_server
 from fledge.base.console import plural
 from fledge.base.errors import DataError
 from fledge.base.retry import REFUSED_STATUS, TRANSIENT_STATUS
-from fledge.data import llama_cpp
 from fledge.data.generation import Answer, AnswerFailed, Generation, Job, TokenRate, keep_full
 from fledge.data.options import AnswerServerOptions
 from fledge.data.turns import decode_all, encode_plain
@@ -90,8 +90,10 @@ class AnswerServer:
         """
         params = generation.params
         if self._is_llama_cpp:
-            body = llama_cpp.completion_body(generation.prompt_ids, params)
-            reply = llama_cpp.as_openai(self._post(llama_cpp.ROUTE, body))
+            body = llama_server.completion_body(
+                generation.prompt_ids, params.max_tokens, params.temperature, params.top_p, params.seed
+            )
+            reply = llama_server.as_openai(self._post(llama_server.ROUTE, body))
         else:
             body = {
                 "model": self.model,
@@ -284,7 +286,7 @@ class AnswerServer:
             raise DataError(
                 f"{self._options.url} serves {', '.join(models) or 'no model'}; set respond.server.model to one"
             )
-        self._is_llama_cpp = llama_cpp.OWNER in models.values()
+        self._is_llama_cpp = llama_server.OWNER in models.values()
         return named or next(iter(models))
 
     def _models(self) -> dict[str, object]:

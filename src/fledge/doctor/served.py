@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from fledge.base import llama_server
 from fledge.base.errors import EngineError
 
 _SECONDS = 600.0  # for one answer: a first request may compile kernels
@@ -60,7 +61,7 @@ class ServedEngine:
         # fledge's own server chooses how much to draft according to its load.
         owner = models["data"][0].get("owned_by")
         self.plans = owner == "fledge"
-        if owner == "llamacpp":
+        if owner == llama_server.OWNER:
             self.kind = "llama.cpp"
         else:
             self.kind = "sglang" if self._try("/get_model_info") or self._try("/model_info") else "vllm"
@@ -116,17 +117,9 @@ class ServedEngine:
         )
 
     def _from_llama_cpp(self, prompt_ids: Sequence[int], max_tokens: int) -> ServedAnswer:
-        body = {
-            "prompt": list(prompt_ids),
-            "n_predict": max_tokens,
-            "temperature": 0,
-            "samplers": ["temperature"],  # no penalties that the server was started with
-            "cache_prompt": False,
-            "stream": True,
-            "return_tokens": True,
-            "timings_per_token": True,
-        }
-        chunks = self._events("/completion", body)
+        body = llama_server.completion_body(prompt_ids, max_tokens, 0.0)
+        body |= {"cache_prompt": False, "stream": True, "timings_per_token": True}
+        chunks = self._events(llama_server.ROUTE, body)
         timings = [chunk.get("timings") or {} for chunk in chunks]
         names = ("predicted_n", "draft_n", "draft_n_accepted")
         counts = [_Counts(*(int(t.get(name) or 0) for name in names)) for t in timings]

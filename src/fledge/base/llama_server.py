@@ -5,37 +5,37 @@ POST /completion  {"prompt": [ids], "return_tokens": true}  ->  {"content", "tok
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fledge.engine import SamplingParams
-
-# What a server may have been started with, off.
-_NEUTRAL = {
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "dry_multiplier", "xtc_probability"), 0.0),
-    **dict.fromkeys(("dynatemp_range", "mirostat"), 0),
-    "typical_p": 1.0,
-}
 _FINISHED = {"limit": "length", "eos": "stop", "word": "stop"}  # others are refused by their name
 ROUTE = "/completion"
 OWNER = "llamacpp"  # of the models that llama-server lists
 _SEEDS = 2**32 - 1  # that number itself asks for a random one
 
 
-def completion_body(prompt_ids: list[int], params: SamplingParams) -> dict[str, Any]:
-    """A request of the parameters' distribution: what llama-server does to it by default is off."""
-    seed = {} if params.seed is None else {"seed": params.seed % _SEEDS}
+def completion_body(
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    temperature: float,
+    top_p: float = 1.0,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """A request of these parameters' distribution, whatever the server was started with; temperature 0 is greedy."""
+    seeded = {} if seed is None else {"seed": seed % _SEEDS}
     return {
-        "prompt": prompt_ids,
-        "n_predict": params.max_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
+        "prompt": list(prompt_ids),
+        "n_predict": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
         "top_k": 0,
         "min_p": 0.0,
         "repeat_penalty": 1.0,
-        **_NEUTRAL,
+        "samplers": ["temperature", "top_p"],  # and no others, in fledge's order
+        "dynatemp_range": 0,
+        "mirostat": 0,
         "return_tokens": True,
-        **seed,
+        **seeded,
     }
 
 
