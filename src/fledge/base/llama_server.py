@@ -9,9 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FINISHED = {"limit": "length", "eos": "stop", "word": "stop"}  # others are refused by their name
+EAGLE = "draft-eagle3"  # its name of this kind of drafter
+CHAIN = 2  # tokens that it is told to draft in the commands that fledge prints
 ROUTE = "/completion"
 OWNER = "llamacpp"  # of the models that llama-server lists
 _SEEDS = 2**32 - 1  # that number itself asks for a random one
+
+
+def command(target: str, head: str) -> str:
+    """The command that serves `target` with a draft head, both GGUF files."""
+    return f"llama-server -m {target} -md {head} --spec-type {EAGLE} --spec-draft-n-max {CHAIN}"
 
 
 def completion_body(

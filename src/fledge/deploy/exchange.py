@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import constants
 
+from fledge.base import llama_server
 from fledge.base.console import StageProgress, say
 from fledge.base.errors import HeadError
 from fledge.base.storage import exists, join, write_atomic
@@ -116,7 +117,7 @@ def _export_gguf(
             f"{destination} reads back with other weights: don't use it, and report this as a bug"
         )
     say(f"head: {destination} ({kind}, every tensor read back and compared)")
-    say(f"llama-server -m {loaded.place} -md {destination} --spec-type draft-eagle3", dim=True)
+    say(llama_server.command(str(loaded.place), destination), dim=True)
     if push is not None:
         with tempfile.TemporaryDirectory() as folder:
             write_gguf(head, join(folder, posixpath.basename(destination)), loaded, kind)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fledge.base import llama_server
 from fledge.base.errors import HeadError
 from fledge.doctor.files import meant_layers
 from fledge.doctor.findings import Defect
@@ -15,8 +16,7 @@ from fledge.target.config import engine_feature_layers
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _EXPORT = "fledge export HEAD FOLDER --form {}"
-_DRAFT = "start it with -md HEAD.gguf --spec-type draft-eagle3 --spec-draft-n-max 3"
-_EAGLE = "draft-eagle3"
+_DRAFT = f"start it as {llama_server.command('TARGET.gguf', 'HEAD.gguf')}"
 # What of the server's command can't be seen from outside.
 _LLAMA_CPP = (
     "the file after -md may be another head",
@@ -111,9 +111,9 @@ def llama_cpp_drafters(drafters: str, *, drafts: bool) -> Defect | None:
     names = [name for name in dict.fromkeys(drafters.split(",")) if name not in ("", "none")]
     if not drafts:
         loaded = f", although it has {', '.join(names)}" if names else ""
-        remedy = "its log says why the head didn't load" if _EAGLE in names else _DRAFT
+        remedy = "its log says why the head didn't load" if llama_server.EAGLE in names else _DRAFT
         return Defect("served-tau", f"llama-server drafts nothing{loaded}", remedy)
-    if names in ([], [_EAGLE]):
+    if names in ([], [llama_server.EAGLE]):
         return None
     what = f"llama-server drafts with {', '.join(names)}, so its acceptance isn't that of the head"
     remedy = f"{_DRAFT}; a text that n-grams have seen before is replayed, too"

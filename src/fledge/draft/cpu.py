@@ -67,9 +67,8 @@ class NativeHeadRunner:
         self.draft_weights = draft_weights
         layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
         self._embedding = embedding if isinstance(embedding, ops.Weight) else packed(embedding)
-        self._vectors = [None if v is None else v.detach().float().contiguous() for v in weights.vectors()]
-        norms = [weights.input_norm.detach().float(), weights.post_norm.detach().float()]
-        self._norms = [norm.contiguous() for norm in norms]
+        vectors = weights.vectors().items()
+        self._vectors = {name: None if v is None else v.detach().float().contiguous() for name, v in vectors}
         self._target_ids = weights.d2t.long() + torch.arange(config.draft_vocab_size)
         self._rope = rope_tables(
             config.head_dim,
@@ -77,7 +76,8 @@ class NativeHeadRunner:
             config.rope_scaling,
             config.max_position_embeddings + abi.MOST_NODES,  # plus the window of the last round
         )
-        input_norm, post_norm = (ops.address(v) for v in self._norms)
+        addresses = {name: ops.address(v) for name, v in self._vectors.items()}
+        input_norm, post_norm = addresses["input_norm"], addresses["post_norm"]
         cos, sin = (t.data_ptr() for t in self._rope)
         self._struct = abi.DraftHead(
             _shape(config),
@@ -89,7 +89,7 @@ class NativeHeadRunner:
             fc.pointer,
             lm_head.pointer,
             self._target_ids.data_ptr(),
-            (ctypes.c_void_p * abi.MOST_HEAD_VECTORS)(*map(ops.address, self._vectors)),
+            (ctypes.c_void_p * abi.MOST_HEAD_VECTORS)(*addresses.values()),
         )
 
     @property

@@ -150,9 +150,9 @@ class HeadWeights:
         named = {name: getattr(self, name) for name, info in TENSORS.items() if not info.frozen}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
-    def vectors(self) -> list[Tensor | None]:
+    def vectors(self) -> dict[str, Tensor | None]:
         """The trained tensors that aren't drawn as matrices: norms and the like; None for one that is switched off."""
-        return [getattr(self, name) for name, info in TENSORS.items() if info.initial is not None]
+        return {name: getattr(self, name) for name, info in TENSORS.items() if info.initial is not None}
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> HeadWeights:
         """The same weights in another dtype; the vocabulary map stays int64."""

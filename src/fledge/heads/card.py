@@ -7,6 +7,7 @@ from typing import Literal
 
 import yaml
 
+from fledge.base import llama_server
 from fledge.draft.provenance import HeadParts
 from fledge.heads.forms import Form
 
@@ -16,7 +17,7 @@ _SERVE = {
     "    --speculative-num-draft-tokens 4",
     "vllm": "vllm serve {target} --speculative-config \\\n"
     '    \'{{"method": "eagle3", "model": "{head}", "num_speculative_tokens": 3}}\'',
-    "gguf": "llama-server -m {target}.gguf -md {head}.gguf --spec-type draft-eagle3 --spec-draft-n-max 4",
+    "gguf": llama_server.command("{target}.gguf", "{head}.gguf"),
     "eagle": "EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={head!r}, use_eagle3=True)",
 }
 

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from fledge.base import llama_server
 from fledge.base.console import plural
 from fledge.base.storage import exists, read_json
 from fledge.bench import TRAINED, Summary
@@ -17,7 +18,6 @@ from fledge.run.heldout import SELF, SOURCES
 from fledge.sources.gguf import is_gguf
 from fledge.train.evaluation import EVALUATION_NAME
 
-_CHAIN = 2  # tokens that llama.cpp drafts in the command below
 _FEWEST = 8  # prompts: the interval of fewer means nothing
 
 
@@ -69,10 +69,11 @@ def _in_llama_cpp(evaluation: dict[str, Any] | None, model: str, head: str, expo
     tau = ""
     if evaluation is not None:
         greedy = evaluation["by_temperature"].get("0", evaluation["overall"])
-        tau = f" (of {_CHAIN}: tau about {1 + sum(greedy['by_depth'][:_CHAIN]):.2f} on those conversations)"
+        expected = 1 + sum(greedy["by_depth"][: llama_server.CHAIN])
+        tau = f" (of {llama_server.CHAIN}: tau about {expected:.2f} on those conversations)"
     return [
         f"or with llama.cpp, which drafts chains of a fixed length{tau}:",
         f"  fledge export {head} {exported} --form gguf --target {model}",
-        f"  llama-server -m {model} -md {exported} --spec-type draft-eagle3 --spec-draft-n-max {_CHAIN}",
+        f"  {llama_server.command(model, exported)}",
         "what a verify costs there isn't measured: compare its tokens per second with and without -md",
     ]
