@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +63,18 @@ class Distinct:
     duplicates: Counter[str] = field(default_factory=Counter)  # the others, by reason
 
 
-def distinct_rows(pools: Sequence[PoolSource], options: PromptOptions) -> dict[str, Distinct]:
+def distinct_rows(pools: Sequence[PoolSource], options: PromptOptions) -> Mapping[str, Distinct]:
     """Source -> the rows of its pool to choose from."""
-    verdicts, _ = _duplicates(pools, options)
+    checksums = tuple(shard.sha256 for pool in pools for shard in Manifest.load(pool.url).shards)
+    return _distinct(tuple(pools), checksums, options.near_duplicate, options.seed)
+
+
+@lru_cache(maxsize=1)  # what chats give, several estimates and the draw ask for the same
+def _distinct(
+    pools: tuple[PoolSource, ...], checksums: tuple[str, ...], near_duplicate: float, seed: int
+) -> Mapping[str, Distinct]:
+    """`distinct_rows` of pools whose shards have these checksums."""
+    verdicts, _ = _duplicates(pools, near_duplicate, seed)
     distinct = {pool.name: Distinct() for pool in pools}
     for verdict, (pool, prompt) in zip(map(int, verdicts), _rows(pools), strict=True):
         of = distinct[pool]
@@ -94,7 +104,7 @@ def select_prompts(
         progress: called with a description of the current step.
     """
     progress("finding duplicates")
-    verdicts, noise = _duplicates(pools, options)
+    verdicts, noise = _duplicates(pools, options.near_duplicate, options.seed)
     sizes = [Manifest.load(pool.url).records for pool in pools]
     drawing = _Drawing(pools, sizes, verdicts == KEPT, noise, options)
     if traffic:
@@ -123,18 +133,16 @@ def select_prompts(
 
 
 def _duplicates(
-    pools: Sequence[PoolSource], options: PromptOptions
+    pools: Sequence[PoolSource], near_duplicate: float, seed: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Of each row its verdict and the noise that draws it."""
     noise: list[NDArray[np.float32]] = []
     try:
         with tempfile.TemporaryDirectory(prefix="fledge-select-") as scratch:
-            finder = DuplicateFinder(Path(scratch) / "keys", options.near_duplicate)
+            finder = DuplicateFinder(Path(scratch) / "keys", near_duplicate)
             for shard in _shards(pools):
                 finder.add(shard)
-                noise.append(
-                    np.array([gumbel(options.seed, prompt.prompt_id) for prompt in shard], np.float32)
-                )
+                noise.append(np.array([gumbel(seed, prompt.prompt_id) for prompt in shard], np.float32))
             verdicts = finder.verdicts()
     except OSError as error:
         raise StorageError(
