@@ -14,7 +14,7 @@ from fledge.heads import Head, head_runner
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from fledge.target.rope import apply_rope, rope_tables
-from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
+from tests.heads.tiny_head import KINDS, estimating, load_tiny_target, random_head
 from tests.tiny import TinyShape, save_tiny_target
 
 
@@ -99,6 +99,31 @@ def test_extend_and_draft_steps_equal_the_reference(target: Target, head: Head):
         best = log_probs.topk(5)
         assert torch.equal(got.token_ids, head.vocabulary.token_ids[best.indices])
         torch.testing.assert_close(got.log_probs, best.values, rtol=1e-4, atol=1e-4)
+
+
+def test_candidates_have_exact_scores_and_other_tokens_estimates(target: Target, head: Head):
+    few = estimating(head, count=8)
+    features = torch.randn(9, 192, generator=torch.Generator().manual_seed(4))
+    rows = batch(torch.arange(30, 39), 0, torch.tensor([[0]], dtype=torch.int32))
+    size = head.config.draft_vocab_size
+
+    def forward(one: Head):
+        runner = head_runner(target, one)
+        return runner.forward(rows, runner.allocate_kv(1), features=features, hidden=None, k=size)
+
+    def by_token(out) -> torch.Tensor:
+        return out.log_probs.gather(1, out.token_ids.argsort(1))
+
+    got, exact = forward(few), forward(head)
+    assert torch.equal(got.hidden, exact.hidden)
+    if head.config.norm_output:  # then the lm_head's input is known
+        w = few.weights
+        estimates = got.hidden @ w.candidate_down.T @ w.candidate_up.T
+        best = estimates.topk(8).indices
+        scores = estimates.scatter(1, best, (got.hidden @ w.lm_head.T).gather(1, best))
+        torch.testing.assert_close(by_token(got), scores.log_softmax(-1), rtol=1e-4, atol=1e-4)
+    all_of_them = forward(estimating(head, count=size))
+    torch.testing.assert_close(by_token(all_of_them), by_token(exact), rtol=1e-4, atol=1e-4)
 
 
 def test_extending_in_pieces_equals_extending_at_once(target: Target, head: Head):

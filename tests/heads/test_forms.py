@@ -21,7 +21,7 @@ from fledge.heads.checkpoint import write_head
 from fledge.heads.forms import FORMS, Form
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
-from tests.heads.tiny_head import KINDS, load_tiny_target, random_head
+from tests.heads.tiny_head import KINDS, estimating, load_tiny_target, random_head
 from tests.interop import interpreter
 from tests.tiny import TinyShape, save_tiny_target
 
@@ -73,6 +73,39 @@ def test_every_form_is_a_bit_exact_round_trip(
     write_head(read, str(tmp_path / "two"), form)
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_candidates_are_saved_and_read_and_left_out_for_other_engines(
+    head: Head, target: Target, tmp_path: Path
+) -> None:
+    few = bf16(estimating(head, count=7))
+    few.save(str(tmp_path / "own"))
+    read = Head.load(str(tmp_path / "own"))
+    assert first_difference(few, read) is None
+    assert read.config == few.config
+    assert (read.config.candidates, read.config.candidate_rank) == (7, 32)
+    for form in FORMS:
+        export_head(str(tmp_path / "own"), str(tmp_path / form), form=form, target=str(target.folder))
+        exported = Head.load(str(tmp_path / form))
+        assert exported.config.candidates == 0
+        assert torch.equal(exported.weights.lm_head, head.weights.lm_head)
+        assert "efficient" not in (tmp_path / form / "config.json").read_text()
+
+
+def test_candidates_that_cant_be_computed_are_refused(head: Head, tmp_path: Path) -> None:
+    estimating(head).save(str(tmp_path))
+    (tmp_path / "checksums.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    field = config["efficient_lm_head_config"]
+    for changed, message in (
+        ({**field, "type": "tree"}, "low_rank"),
+        ({**field, "num_candidates": 0}, "num_candidates"),
+        ({**field, "num_candidates": 97}, "97 candidates of 96 tokens"),
+        (None, "efficient_lm_head.weight, but its config no efficient_lm_head_config"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"efficient_lm_head_config": changed}))
+        with pytest.raises(HeadError, match=message):
+            Head.load(str(tmp_path))
 
 
 def test_names_and_switches_of_each_form(head: Head, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from fledge.draft import DraftVocabulary
 from fledge.heads import Head
 from fledge.target import Target
+from fledge.train.candidates import estimated
 
 KINDS = {  # the switches of each kind of head
     "eagle3": {},
@@ -33,3 +34,9 @@ def random_head(target: Target, *, size: int = 96, seed: int = 0, **switches: bo
         for name, tensor in head.weights.trainable().items()
     }
     return Head(head.config, replace(head.weights, **noisy), head.metadata)
+
+
+def estimating(head: Head, count: int = 8, rank: int = 32) -> Head:
+    """The head with low-rank estimates of its lm_head, poor ones: it is random, so that no rank would do."""
+    moment = torch.eye(head.config.hidden_size, dtype=torch.float64)
+    return estimated(head, moment, count=count, rank=rank)

@@ -13,6 +13,8 @@ from fledge.draft.cpu import NativeHeadRunner, native_head_reason
 from fledge.draft.description import HeadConfig, HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, TorchHeadRunner
+from fledge.heads import Head
+from fledge.train.candidates import estimated
 from tests.native.test_native_decoder import PAGES, int32, make_config, one_request, tokens_of
 
 pytestmark = pytest.mark.kernels
@@ -69,6 +71,26 @@ def test_extend_and_draft_steps_agree_with_torch(flags: tuple[bool, ...], int8: 
         assert (native.log_probs - torch_.log_probs).abs().max() < (0.2 if int8 else 0.05)
         assert (native.hidden.float() - torch_.hidden).abs().max() < near * torch_.hidden.abs().max()
         assert (native.token_ids[:, 0] == torch_.token_ids[:, 0]).all()
+
+
+@pytest.mark.parametrize("count", [1, 12, 13, 64, DRAFT])  # 200 tokens: 12 whole groups of 16, and a rest
+def test_candidates_agree_with_torch(count: int) -> None:
+    config, weights, embedding = make_head(False, True)
+    moment = torch.eye(config.hidden_size, dtype=torch.float64)
+    head = estimated(Head(config, weights), moment, count=count, rank=32)
+    native = NativeHeadRunner(head.config, head.weights, embedding, draft_weights="bfloat16")
+    plain = TorchHeadRunner(head.config, head.weights, embedding.float(), page_size=32)
+    features = torch.randn(20, 3 * config.hidden_size, generator=torch.Generator().manual_seed(2)).bfloat16()
+    batch = one_request(tokens_of(20, VOCAB, seed=4), 0)
+    got, expected = (
+        runner.forward(batch, runner.allocate_kv(PAGES), features=features, hidden=None, k=6)
+        for runner in (native, plain)
+    )
+    same = (got.token_ids == expected.token_ids).all(1)
+    assert (
+        same.float().mean() > 0.7
+    )  # rounding moves the border between exact scores and estimates now and then
+    assert (got.log_probs - expected.log_probs)[same].abs().max() < 0.05
 
 
 @pytest.mark.parametrize("norm_output", [False, True])

@@ -67,7 +67,7 @@ def export_head(
         head = _fitted(head, loaded)
     if embedding is None and chosen == "eagle" and loaded is not None:
         embedding = True
-    head = _embedded(head, loaded, wanted=embedding)
+    head = _embedded(head, loaded, wanted=embedding).scoring_all()
     for name in head.config.switches:
         forms = [one for one in FORMS if one in SWITCHES[name].forms]
         if chosen not in forms:
@@ -104,7 +104,9 @@ def _export_gguf(
     if exists(destination):
         Head.load(destination)  # only a head is overwritten
     loaded = Target.load(target)
-    head = _embedded(_fitted(Head.load(_source(source, loaded)), loaded), loaded, wanted=embedding)
+    head = _embedded(
+        _fitted(Head.load(_source(source, loaded)), loaded), loaded, wanted=embedding
+    ).scoring_all()
     kind = _gguf_type(head, dtype)
     if kind == "f16":
         _check_float16(head)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fledge.base.errors import EngineError
 from fledge.base.options import DraftWeights
-from fledge.draft.description import SWITCHES, HeadConfig, HeadWeights
+from fledge.draft.description import CANDIDATE_TENSORS, SWITCHES, HeadConfig, HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput
 from fledge.native import abi, ops, unavailable_reason
@@ -32,6 +32,10 @@ def native_head_reason(config: HeadConfig) -> str:
     """Why the native runner can't run this head; empty if it can."""
     if config.target_hidden_size % 32:
         return f"target_hidden_size {config.target_hidden_size} is not a multiple of 32"
+    if config.candidate_rank % 32:
+        return f"candidate_rank {config.candidate_rank} is not a multiple of 32"
+    if config.candidates > abi.MOST_CANDIDATES:
+        return f"{config.candidates} candidates are above {abi.MOST_CANDIDATES}"
     return shape_reason(_shape(config)) or unavailable_reason()
 
 
@@ -60,12 +64,17 @@ class NativeHeadRunner:
         self.config = config
         self._library = library()
         matrices = [Matrix.of(m.detach()) for m in (weights.qkv, weights.o, weights.gate_up, weights.down)]
-        matrices += [Matrix.of(weights.fc.detach()), Matrix.of(weights.lm_head.detach())]
+        ends = ("fc", *CANDIDATE_TENSORS) if config.candidates else ("fc", "lm_head")
+        matrices += [Matrix.of(getattr(weights, name).detach()) for name in ends]
         matrices[2] = interleaved(matrices[2])
         form = _FORMS[draft_weights]
         self._matrices = [packed(m.quantised(form) if form else m) for m in matrices]
         self.draft_weights = draft_weights
-        layer, fc, lm_head = self._matrices[:4], self._matrices[4], self._matrices[5]
+        layer, pointers = self._matrices[:4], [m.pointer for m in self._matrices[4:]]
+        end = dict(zip(ends, pointers, strict=True))
+        # Rows of candidates are read here and there, so they lie one after the other, and in bf16.
+        rows = weights.lm_head.detach().to(torch.bfloat16).contiguous()
+        self._lm_head_rows = rows if config.candidates else None
         self._embedding = embedding if isinstance(embedding, ops.Weight) else packed(embedding)
         vectors = weights.vectors().items()
         self._vectors = {name: None if v is None else v.detach().float().contiguous() for name, v in vectors}
@@ -86,10 +95,14 @@ class NativeHeadRunner:
             sum(getattr(config, name) << bit for bit, name in enumerate(SWITCHES)),
             abi.Layer(input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0),
             self._embedding.pointer,
-            fc.pointer,
-            lm_head.pointer,
+            end["fc"],
+            end.get("lm_head"),
             self._target_ids.data_ptr(),
             (ctypes.c_void_p * abi.MOST_HEAD_VECTORS)(*addresses.values()),
+            config.candidates,
+            end.get("candidate_down"),
+            end.get("candidate_up"),
+            ops.address(self._lm_head_rows),
         )
 
     @property

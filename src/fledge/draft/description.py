@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # options of training, which --help shows, don't wait for tor
 
     from fledge.target.config import DecoderConfig
 
+CANDIDATE_TENSORS = ("candidate_up", "candidate_down")  # fields of HeadWeights
 LAYER = "midlayer"  # the canonical prefix of the head's one decoder layer
 
 
@@ -87,6 +88,10 @@ class HeadConfig:
     fc_norm: bool = False
     norm_output: bool = False
     norm_before_residual: bool = False
+    candidates: int = (
+        0  # tokens that get exact scores in each row, by low-rank estimates of all; 0: all tokens
+    )
+    candidate_rank: int = 0  # r of these estimates
 
     @property
     def qkv_size(self) -> int:
@@ -144,6 +149,9 @@ class HeadWeights:
     d2t: Tensor  # [Vd] int64, offsets: target id = draft id + d2t[draft id]
     embedding: Tensor | None = None  # [V, H]; None: the target's
     fc_norms: Tensor | None = None  # [3, Ht], only with config.fc_norm
+    # Estimates of the lm_head's scores, only with config.candidates: lm_head ~ candidate_up @ candidate_down.
+    candidate_up: Tensor | None = None  # [Vd, r]
+    candidate_down: Tensor | None = None  # [r, H]
 
     def trainable(self) -> dict[str, Tensor]:
         """The trained tensors by name: all but the vocabulary map and the embedding."""
@@ -156,9 +164,9 @@ class HeadWeights:
 
     def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> HeadWeights:
         """The same weights in another dtype; the vocabulary map stays int64."""
-        changed = {name: tensor.to(device, dtype) for name, tensor in self.trainable().items()}
-        embedding = None if self.embedding is None else self.embedding.to(device, dtype)
-        return replace(self, **changed, d2t=self.d2t.to(device), embedding=embedding)
+        numbers = {name: getattr(self, name) for name in TENSORS if name != "d2t"}
+        changed = {name: t.to(device, dtype) for name, t in numbers.items() if t is not None}
+        return replace(self, **changed, d2t=self.d2t.to(device))
 
 
 def _norm(name: str) -> TensorInfo:
@@ -206,6 +214,19 @@ TENSORS: Mapping[str, TensorInfo] = {
         initial=1.0,
         stacked=True,
     ),
+    # EAGLE-4's names. They are made from the lm_head (train/candidates.py).
+    "candidate_up": TensorInfo(
+        ("efficient_lm_head.weight",),
+        lambda c: (c.draft_vocab_size, c.candidate_rank),
+        switch="candidates",
+        frozen=True,
+    ),
+    "candidate_down": TensorInfo(
+        ("efficient_lm_head_down_proj.weight",),
+        lambda c: (c.candidate_rank, c.hidden_size),
+        switch="candidates",
+        frozen=True,
+    ),
 }
 
 
@@ -241,6 +262,13 @@ def check_weights(config: HeadConfig, w: HeadWeights) -> None:
     expected = weight_shapes(config) | {"d2t": (config.draft_vocab_size,)}
     if w.embedding is not None:
         expected["embedding"] = TENSORS["embedding"].shape(config)
+    if config.candidates > config.draft_vocab_size:
+        raise HeadError(
+            f"the head has {config.candidates} candidates of {config.draft_vocab_size} tokens: write fewer into its "
+            "config.json"
+        )
+    if config.candidates:
+        expected |= {name: TENSORS[name].shape(config) for name in CANDIDATE_TENSORS}
     for name, shape in expected.items():
         tensor: Tensor | None = getattr(w, name)
         if tensor is None or tuple(tensor.shape) != shape:

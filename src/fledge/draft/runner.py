@@ -111,13 +111,23 @@ class TorchHeadRunner:
                 f"{k} proposals a node are too many: use at most {self.config.draft_vocab_size}"
             )
         out, normed = self._layer(batch, kv, self._entry(features, hidden))
-        log_probs = F.linear(normed, self._weights.lm_head).float().log_softmax(dim=-1)  # [M, Vd]
+        log_probs = self._scores(normed).log_softmax(dim=-1)  # [M, Vd]
         if draws is not None:
             log_probs = foreseen(log_probs, self._target_ids, draws)
         best = log_probs.topk(k, dim=-1)
         return DraftOutput(
             self._target_ids[best.indices], best.values, normed if self.config.norm_output else out
         )
+
+    def _scores(self, normed: Tensor) -> Tensor:
+        """The lm_head's, [M, Vd] float32: with candidates exact for these, and estimates for other tokens."""
+        w, count = self._weights, self.config.candidates
+        if w.candidate_up is None or w.candidate_down is None:
+            return F.linear(normed, w.lm_head).float()
+        scores = F.linear(F.linear(normed, w.candidate_down), w.candidate_up).float()
+        best = scores.topk(count, dim=-1).indices
+        exact = torch.bmm(w.lm_head[best], normed[:, :, None])[:, :, 0]  # [M, count]
+        return scores.scatter(1, best, exact.float())
 
     def _entry(self, features: Tensor | None, hidden: Tensor | None) -> Tensor:
         """The layer's input hidden state, [R, H]."""

@@ -17,11 +17,12 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 OTHER_LAYER_IDS = ("target_layer_ids", "target_hidden_layer_ids")  # whose convention isn't known
 
 _KNOWN = {  # why a field isn't refused: its names
-    "read": """architectures draft_vocab_size eagle_aux_hidden_state_layer_ids eagle_config fledge head_dim hidden_size
-        intermediate_size layer_types max_position_embeddings num_attention_heads num_aux_hidden_states
-        num_hidden_layers num_key_value_heads original_max_position_embeddings partial_rotary_factor
-        rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window speculators_config
-        speculators_model_type target_hidden_size use_aux_norm use_sliding_window vocab_size""",
+    "read": """architectures candidates draft_vocab_size eagle_aux_hidden_state_layer_ids eagle_config
+        efficient_lm_head_config fledge head_dim hidden_size intermediate_size layer_types max_position_embeddings
+        num_attention_heads num_aux_hidden_states num_hidden_layers num_key_value_heads
+        original_max_position_embeddings partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta
+        sliding_window speculators_config speculators_model_type target_hidden_size use_aux_norm use_sliding_window
+        vocab_size""",
     "names, versions and types": """adapters auto_map base_model base_model_name_or_path draft_model_type dtype
         modal_type model_type name problem_type speculators_version target_model target_model_name_or_path
         target_model_path target_model_type tokenizer_class torch_dtype transformers_version truncated_vocab_size

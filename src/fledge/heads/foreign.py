@@ -18,7 +18,7 @@ from fledge.base.errors import HeadError
 from fledge.draft.description import LAYER, SWITCHES, TENSORS, HeadConfig, HeadWeights, TensorInfo
 from fledge.draft.provenance import HeadMetadata
 from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields
-from fledge.heads.forms import LATER_LAYER
+from fledge.heads.forms import CANDIDATES, LATER_LAYER, LOW_RANK
 from fledge.target.rope_fields import read_rope
 
 _FORMER_PARTS = {  # SGLang's former names of parts
@@ -65,6 +65,8 @@ def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -
         layer = raw["transformer_layer_config"]
         outer = {k: v for k, v in raw.items() if k != "transformer_layer_config" and v is not None}
         flat = {**layer, **outer}
+    if flat.get(CANDIDATES):
+        flat["candidates"] = _read_candidates(flat[CANDIDATES])
     if flat.get("use_aux_norm"):
         flat["fc_norm"] = True  # its name in older versions of SGLang
     if "fc.weight" in named:
@@ -75,6 +77,16 @@ def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -
     refused = list(dict.fromkeys([*unsupported_fields(flat), *hidden]))
     _refuse(url, refused, "; a field without effect on this head can be deleted from config.json")
     return flat
+
+
+def _read_candidates(fields: Any) -> int:
+    """How many candidates a head's EAGLE-4 field names; raises a ValueError for another kind of estimate."""
+    kind, count = fields.get("type", LOW_RANK), fields.get("num_candidates")
+    if kind != LOW_RANK or not isinstance(count, int) or count < 1:
+        raise ValueError(
+            f"{CANDIDATES}={fields}: the type must be {LOW_RANK}, num_candidates a positive integer"
+        )
+    return count
 
 
 def _refuse(url: str, unsupported: Sequence[str], hint: str = "") -> None:
@@ -145,7 +157,7 @@ def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str)
     for field, info in TENSORS.items():
         if info.switch:
             _check_switched(info, named, flat, url)
-        if not info.frozen and (not info.switch or flat.get(info.switch)):
+        if flat.get(info.switch) if info.switch else not info.frozen:
             fused[field] = info.join({name: take(name) for name in info.names})
     return HeadWeights(
         **fused,
@@ -157,11 +169,18 @@ def head_weights(named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str)
 def _check_switched(info: TensorInfo, named: Mapping[str, Tensor], flat: Mapping[str, Any], url: str) -> None:
     """Raise a HeadError unless tensors of a switch are there where it is on, and only there."""
     missing, switch = [name for name in info.names if name not in named], info.switch
-    if flat.get(switch) and missing:
+    on = bool(flat.get(switch))
+    if switch not in SWITCHES:
+        switch = CANDIDATES
+        if not on and not missing:
+            raise HeadError(
+                f"the head in {url} has the tensor {info.names[0]}, but its config no {switch}: export it again"
+            )
+    if on and missing:
         raise HeadError(
             f"the head in {url} has no tensor {missing[0]}, though its config has {switch}: export it again"
         )
-    if not flat.get(switch) and len(missing) < len(info.names):
+    if not on and len(missing) < len(info.names):
         raise HeadError(
             f"the head in {url} has {switch} tensors, but its config doesn't switch them on: "
             f'write "{switch}": true into its config.json if it was trained with them, or export it again'
@@ -188,6 +207,8 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             draft_vocab_size=w.lm_head.shape[0],
             target_hidden_size=w.fc.shape[1] // 3,
             **{name: bool(flat.get(name)) for name in SWITCHES},
+            candidates=int(_number(flat, "candidates", 0)),
+            candidate_rank=0 if w.candidate_down is None else w.candidate_down.shape[0],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error

@@ -29,6 +29,7 @@ Form = Literal["sglang", "specforge", "eagle", "vllm", "speculators"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 LATER_LAYER = "layers.0"
+CANDIDATES, LOW_RANK = "efficient_lm_head_config", "low_rank"  # EAGLE-4's field, and its type
 
 
 def check_form(name: str) -> Form:
@@ -76,6 +77,7 @@ def form_config(head: HeadParts, form: Form, dtype: torch.dtype) -> dict[str, An
         "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": c.target_hidden_size,
         **dict.fromkeys(c.switches, True),
+        **_candidates(c),
         **_layer_ids(m, form),
         "fledge": _provenance(m),
     }
@@ -104,6 +106,12 @@ def _layer_config(c: HeadConfig, torch_dtype: str) -> dict[str, Any]:
         "max_position_embeddings": c.max_position_embeddings,
         "vocab_size": c.vocab_size,
     }
+
+
+def _candidates(c: HeadConfig) -> dict[str, Any]:
+    if not c.candidates:
+        return {}
+    return {CANDIDATES: {"type": LOW_RANK, "rank": c.candidate_rank, "num_candidates": c.candidates}}
 
 
 def _speculators_config(c: HeadConfig, m: HeadMetadata, torch_dtype: str) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from fledge.base.errors import HeadError
-from fledge.draft.description import HeadConfig, HeadWeights, check_weights, initial_vectors
+from fledge.draft.description import (
+    HeadConfig,
+    HeadWeights,
+    check_weights,
+    initial_vectors,
+)
 from fledge.draft.provenance import HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
 from fledge.heads.checkpoint import read_parts, write_checksums, write_head
@@ -102,6 +107,12 @@ class Head:
         weights = HeadWeights(**initial_vectors(config) | copied, d2t=vocabulary.d2t)
         owned = {name: t.detach().float().cpu().clone() for name, t in weights.trainable().items()}
         return cls(config, replace(weights, **owned), HeadMetadata.of(target))
+
+    def scoring_all(self) -> Head:
+        """This head without low-rank estimates: it scores all tokens exactly, as in training and in other engines."""
+        config = replace(self.config, candidates=0, candidate_rank=0)
+        weights = replace(self.weights, candidate_up=None, candidate_down=None)
+        return Head(config, weights, self.metadata, name=self.name)
 
     def fitted_to(self, target: Target) -> Head:
         """This head with the target's number of positions: EAGLE's configs say 2,048 for any target.

@@ -25,7 +25,8 @@ from fledge.learn.options import LearnOptions
 from fledge.learn.ring import Ring
 from fledge.target import Target
 from fledge.train.acceptance import replay
-from fledge.train.batches import is_trainable, make_batch
+from fledge.train.batches import even_subset, is_trainable, make_batch
+from fledge.train.candidates import with_candidates
 from fledge.train.compare import TauDifference, tau_difference
 from fledge.train.evaluation import compute_dtype
 from fledge.train.learner import Learner
@@ -39,6 +40,7 @@ _AGAIN = 0.3  # learning rates of a trained head, relative to a new one's
 _COMMON = 3  # conversations in which a token has to occur for a draft vocabulary to take it because of them
 _LIKELY = 0.1  # minimum share of an answer's tokens that are the target's most probable ones
 _AT_ONCE = 256  # tokens whose activations are in memory
+_ESTIMATED_FROM = 8_000  # tokens of conversations, for low-rank estimates of the lm_head
 _FEWEST = 8  # conversations to start with
 
 
@@ -152,7 +154,14 @@ class Student:
             "tau": round(difference.tau[1], 4),
         }
         metadata = replace(self._metadata, training=facts)
-        return Head(self._learner.head.config, weights, metadata)
+        head = Head(self._learner.head.config, weights, metadata)
+        if not (count := self._estimates.candidates):
+            return head
+        chosen = even_subset([i for i in self._ring.split("train") if is_trainable(i)], _ESTIMATED_FROM)
+        samples = (self._ring.read_many(part) for part in by_tokens(chosen, _AT_ONCE, _tokens))
+        batches = (make_batch(found, torch.float32) for found in samples if found)
+        steps, rank = self._options.train.ttt_steps, self._estimates.candidate_rank
+        return with_candidates(head, self._target.ends, batches, count=count, rank=rank, steps=steps)
 
     def accept(self) -> None:
         """The candidate serves from now on."""
@@ -184,7 +193,10 @@ class Student:
     def _begin(self, head: Head, *, again: bool) -> None:
         dtype = compute_dtype(self._target)
         options = self._train_options(again=again)
-        self._learner = Learner(head, self._target.ends, dtype, self._target.device, options.own_loss)
+        self._estimates = head.config
+        self._learner = Learner(
+            head.scoring_all(), self._target.ends, dtype, self._target.device, options.own_loss
+        )
         self._optimize(options)
 
     def _optimize(self, options: TrainOptions) -> None:

@@ -18,6 +18,7 @@ PANEL = 32  # outputs of a packed weight that lie together; each of its parts bu
 MOST_PARTS = 4  # of a packed weight
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
 MOST_HEAD_VECTORS = 16
+MOST_CANDIDATES = 256  # of a row of a head
 HEAD_TEMPERATURE_PERCENT = 90  # of the target's temperature; see draft/race.py
 
 
@@ -93,6 +94,8 @@ class DraftHead(Structure):
         ("layer", Layer),
         *((n, c_void_p) for n in ("embedding", "fc", "lm_head", "target_ids")),
         ("vectors", c_void_p * MOST_HEAD_VECTORS),
+        ("candidates", c_int),
+        *((n, c_void_p) for n in ("candidate_down", "candidate_up", "lm_head_rows")),
     ]
 
 
@@ -204,6 +207,7 @@ LIMITS = {
     "MOST_PARTS": MOST_PARTS,
     "AHEAD": AHEAD,
     "MOST_HEAD_VECTORS": MOST_HEAD_VECTORS,
+    "MOST_CANDIDATES": MOST_CANDIDATES,
     "HEAD_TEMPERATURE_PERCENT": HEAD_TEMPERATURE_PERCENT,
 }
 

@@ -12,6 +12,7 @@ constexpr int kChosenAtOnce = 64;  // rows whose logits are in memory together
 // Memory of the running forward: forwards are serialised.
 Workspace workspace;
 Buffer<bf16> lm_inputs;      // [wanted rows, hidden], the lm_head's input
+Buffer<bf16> low_rank;       // [wanted rows, rank], what a head's candidates are estimated from
 Buffer<float> draft_logits;  // [wanted rows, draft vocabulary]
 Buffer<float> some_logits;   // [kChosenAtOnce wanted rows, vocabulary], to choose tokens from
 Screening screening;
@@ -49,6 +50,29 @@ void join_inputs(const DraftHead& h, int token, float* residual, bf16* x) {
   rms_norm(residual, h.vectors[kHiddenNorm], x + s.hidden, s.hidden, s.eps);
   if (h.has(kNormBeforeResidual))
     for (int i = 0; i < s.hidden; i += 16) store(residual + i, load_bf16(x + s.hidden + i));
+}
+
+// Exact logits in place of the m-th wanted row's largest estimates.
+void score_candidates(const DraftHead& h, int m) {
+  float* x = draft_logits.data + static_cast<size_t>(m) * h.draft_vocabulary;
+  int width = h.shape.hidden, ids[kMostCandidates];
+  const bf16* input = lm_inputs.data + static_cast<size_t>(m) * width;
+  thread_local std::vector<float> maxima;
+  thread_local std::vector<int> reach;
+  largest(x, h.draft_vocabulary, h.candidates, ids, maxima, reach);
+  auto row = [&](int i) { return h.lm_head_rows + static_cast<size_t>(ids[i]) * width; };
+  auto fetch = [&](int i) {
+    auto* line = reinterpret_cast<const char*>(row(i));
+    for (size_t at = 0; at < width * sizeof(bf16); at += kLine) prefetch_to_l2(line + at);
+  };
+  constexpr int kAheadRows = 4;
+  for (int i = 0; i < std::min(kAheadRows, h.candidates); ++i) fetch(i);
+  for (int i = 0; i < h.candidates; ++i) {
+    if (i + kAheadRows < h.candidates) fetch(i + kAheadRows);
+    Floats sum = zeros();
+    for (int k = 0; k < width; k += 16) sum = fmadd(load_bf16(input + k), load_bf16(row(i) + k), sum);
+    x[ids[i]] = sum_of(sum);
+  }
 }
 
 // The m-th wanted row's k proposals, from its logits over the draft vocabulary.
@@ -199,7 +223,12 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
   std::vector<const Weight*> weights;
   if (out.features) weights.push_back(h->fc);
   add_matrices(weights, h->layer);
-  weights.push_back(h->lm_head);
+  if (h->candidates) {
+    weights.insert(weights.end(), {h->candidate_down, h->candidate_up});
+    low_rank.ensure((static_cast<size_t>(wanted) + 31) / 32 * 32 * h->candidate_down->outputs);
+  } else {
+    weights.push_back(h->lm_head);
+  }
   bool narrows = wants_some(out.logit_rows, wanted, b.rows);
   auto residual = [&](int r) { return ws.residual.data + static_cast<size_t>(r) * s.hidden; };
   t.run([&](int id) {
@@ -230,9 +259,19 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
       if (h->has(kNormOutput)) std::memcpy(out.hidden + at, lm_inputs.data + at, s.hidden * sizeof(bf16));
       else copy_bf16(out.hidden + at, x, s.hidden);
     });
-    gemm(t, id, lm_inputs.data, s.hidden, wanted, *h->lm_head, [&](int m, int p, const float* c) {
+    auto store_logits = [&](int m, int p, const float* c) {
       store_panel(draft_logits.data, h->draft_vocabulary, m, p, c);
-    });
+    };
+    if (h->candidates) {
+      int rank = h->candidate_down->outputs;
+      gemm(t, id, lm_inputs.data, s.hidden, wanted, *h->candidate_down, [&](int m, int p, const float* c) {
+        copy_bf16(low_rank.data + static_cast<size_t>(m) * rank + p * kPanel, c, kPanel);
+      });
+      gemm(t, id, low_rank.data, rank, wanted, *h->candidate_up, store_logits);
+      t.for_each(id, wanted, [&](int m) { score_candidates(*h, m); });
+    } else {
+      gemm(t, id, lm_inputs.data, s.hidden, wanted, *h->lm_head, store_logits);
+    }
     t.for_each(id, wanted, [&](int m) { propose(*h, out, m, races[id]); });
     release_tiles();
   });

@@ -35,7 +35,7 @@ struct DecoderOutputs {  // what a forward writes; null: not wanted
 // In the order of HeadConfig's switches and of HeadWeights' vectors (draft/description.py).
 enum HeadSwitch { kFcNorm, kNormOutput, kNormBeforeResidual };
 enum HeadVector { kHiddenNorm, kInputNorm, kPostNorm, kNorm, kFcNorms /* [3, target_hidden] */ };
-constexpr int kMostHeadVectors = 16;
+constexpr int kMostHeadVectors = 16, kMostCandidates = 256;
 
 struct DraftHead {
   fledge::Shape shape;
@@ -46,6 +46,10 @@ struct DraftHead {
   const fledge::Weight *fc, *lm_head;
   const int64_t* target_ids;  // [draft_vocabulary]
   const float* vectors[kMostHeadVectors];  // null: switched off
+  // A row's `candidates` largest estimates, up (down x), give way to exact logits. 0: the lm_head is multiplied.
+  int candidates;
+  const fledge::Weight *candidate_down, *candidate_up;  // [rank, hidden], [draft_vocabulary, rank]
+  const fledge::bf16* lm_head_rows;                     // [draft_vocabulary, hidden], as they are
 
   bool has(HeadSwitch s) const { return switches >> s & 1; }
 };

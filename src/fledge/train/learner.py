@@ -141,6 +141,13 @@ class Learner:
                 torch.autograd.backward(outputs, gradients)
 
     @torch.no_grad()
+    def outputs(self, batch: TrainBatch, steps: int) -> Iterator[Tensor]:
+        """The lm_head's inputs at each step, [R, H], of the rows that have a label there."""
+        with bf16_products(self.dtype):
+            for step, hidden in enumerate(self.unrolled.unroll(batch, steps)):
+                yield hidden[: len(batch.valid(step))]
+
+    @torch.no_grad()
     def hits(self, batch: TrainBatch, steps: int) -> Tensor:
         """[steps, S] bool: at this step the row is valid and its proposal is the conversation's own token."""
         labels = self._draft_ids[batch.labels]

@@ -48,6 +48,18 @@ class TrainOptions(_HeadSwitches):
         description="tokens the head can propose, most frequent first; null: 8,192, or those of init_head",
     )
     head: HeadOptions = Field(HeadOptions(), description="sizes of a new head's layer")
+    candidates: int | None = Field(
+        None,
+        ge=0,
+        description="tokens that a draft step scores exactly, the likeliest by low-rank estimates of all scores; 0: "
+        "all; null: as init_head, or all",
+    )
+    candidate_rank: int | None = Field(
+        None,
+        ge=32,
+        multiple_of=32,
+        description="rank of these estimates; null: as init_head, or a quarter of the hidden size",
+    )
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"
     )

@@ -32,6 +32,7 @@ from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset
 from fledge.train.budget import seconds_per_token, steps_within
+from fledge.train.candidates import as_asked
 from fledge.train.checkpoint import Checkpoint, CheckpointWriter, seconds_between
 from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluation import measured_batches
@@ -90,7 +91,8 @@ def train(
     source: FeatureSource | None = online or store
     assert source is not None
     refuse_unusable_loss(target, options)
-    head, coverage = initial_head(target, source, options)
+    start, coverage = initial_head(target, source, options)
+    head = start.scoring_all()
     if ranks.leads:  # a run that can't start must not claim its folder
         train_fingerprint(target, features_url, options, online.url if online else None).claim(train_url)
     trainer = Trainer(target, source, store, head, options, train_url, ranks)
@@ -98,7 +100,8 @@ def train(
     facts = trainer.facts() | {"coverage": round(coverage, 6)}
     metadata, weights = replace(head.metadata, training=facts), trainer.weights()
     if ranks.leads:
-        Head(head.config, weights, metadata).save(head_url)
+        trained = Head(head.config, weights, metadata)
+        as_asked(trained, start.config, target, source, options).save(head_url)
     ranks.wait()
     return TrainSummary(
         steps=trainer.total,
@@ -125,6 +128,7 @@ def train_fingerprint(
         started = sha256(b"".join(read_bytes(file) for file in files))
     chosen = target.config.chosen_layers
     unneeded = {"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"}
+    unneeded |= {name for name in ("candidates", "candidate_rank") if getattr(options, name) is None}
     return make_fingerprint(
         {
             "stage": "train",

@@ -1,0 +1,100 @@
+"""Low-rank estimates of a head's lm_head, by which it finds the candidates that get exact scores (EAGLE-4).
+
+    x [H] --down [r, H]--> [r] --up [Vd, r]--> estimates [Vd] --the largest--> candidates --their lm_head rows--> scores
+
+Of all products of rank r the one with the least mean square error of the scores, over the head's outputs x, comes from
+the singular value decomposition of lm_head C^(1/2), C = mean of x x^T: scores of what the head never puts out may be
+wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fledge.draft.description import HeadConfig
+from fledge.features.extract import by_tokens
+from fledge.heads import Head
+from fledge.target import EndWeights, Target
+from fledge.train.batches import TrainBatch, even_subset, is_trainable, random_subset
+from fledge.train.feed import FeatureSource, read_batch
+from fledge.train.learner import Learner
+from fledge.train.options import TrainOptions
+
+logger = logging.getLogger("fledge")
+
+_ENOUGH_TOKENS = 30_000  # of conversations, for the second moment
+_LEAST = 1e-4  # of C's eigenvalues, relative to their mean: directions that the sample lacks are kept
+_MULTIPLE = 32  # of ranks, as the kernels want
+
+
+def as_asked(
+    head: Head, start: HeadConfig, target: Target, source: FeatureSource, options: TrainOptions
+) -> Head:
+    """The trained head with the low-rank estimates that the options name, or those that training started with."""
+    count = start.candidates if options.candidates is None else options.candidates
+    if not count:
+        return head
+    quarter = head.config.hidden_size // 4 // _MULTIPLE * _MULTIPLE
+    rank = options.candidate_rank or start.candidate_rank or max(_MULTIPLE, quarter)
+    drawn = random_subset(source.split("train"), options.response_tokens, options.seed)
+    chosen = even_subset([info for info in drawn if is_trainable(info)], _ENOUGH_TOKENS)
+    parts = by_tokens(chosen, options.batch_tokens, lambda info: info.tokens)
+    batches = (read_batch(source, infos, torch.float32, target.device) for infos in parts)
+    read = (batch for batch in batches if batch is not None)
+    return with_candidates(head, target.ends, read, count=count, rank=rank, steps=options.ttt_steps)
+
+
+def with_candidates(
+    head: Head, ends: EndWeights[Tensor], batches: Iterable[TrainBatch], *, count: int, rank: int, steps: int
+) -> Head:
+    """The head with low-rank estimates of its lm_head, from its outputs over `steps` TTT steps of the batches.
+
+    Args:
+        head: one that scores all tokens.
+        ends: the target's embedding, norm and lm_head.
+        batches: as for training, float32.
+        count: candidates that get exact scores.
+        rank: r of the estimates.
+        steps: TTT steps.
+    """
+    learner = Learner(head, ends, torch.float32, ends.embedding.device)
+    outputs = (x for batch in batches for x in learner.outputs(batch, steps))
+    return estimated(head, second_moment(outputs), count=count, rank=rank)
+
+
+def second_moment(outputs: Iterable[Tensor]) -> Tensor:
+    """The mean of x x^T over rows x of tensors [N, H], float64 [H, H]."""
+    total, rows = torch.zeros(()), 0
+    for part in outputs:
+        x = part.float()
+        total, rows = total + (x.t() @ x).double().cpu(), rows + len(x)
+    return total / max(rows, 1)
+
+
+def estimated(head: Head, moment: Tensor, *, count: int, rank: int) -> Head:
+    """The head with low-rank estimates of its lm_head; `moment` [H, H] is the second moment of its outputs."""
+    values, vectors = torch.linalg.eigh(moment)
+    values = values.clamp(min=_LEAST * float(values.mean()))
+    root = (vectors * values.sqrt()) @ vectors.t()
+    inverse = (vectors / values.sqrt()) @ vectors.t()
+    weighted = head.weights.lm_head.double().cpu() @ root  # [Vd, H]
+    spectrum, right = torch.linalg.eigh(weighted.t() @ weighted)  # ascending
+    up, down = weighted @ right[:, -rank:], right[:, -rank:].t() @ inverse
+    balance = (
+        up.norm(dim=0) / down.norm(dim=1)
+    ).sqrt()  # so that neither needs larger numbers than the other
+    dtype = head.weights.lm_head.dtype
+    weights = replace(
+        head.weights,
+        candidate_up=(up / balance).to(dtype),
+        candidate_down=(down * balance[:, None]).to(dtype),
+    )
+    kept = float(spectrum[-rank:].sum() / spectrum.sum())
+    logger.info("estimates of rank %d keep %.1f %% of the scores' variance", rank, 100 * kept)
+    config = replace(head.config, candidates=count, candidate_rank=rank)
+    return Head(config, weights, head.metadata, name=head.name)
