@@ -11,10 +11,11 @@ from fledge.draft import DraftVocabulary
 from fledge.heads import Head
 from fledge.target import Target
 
-KINDS = {  # the switches of each kind of head
+KINDS = {  # the switches and the window of each kind of head
     "eagle3": {},
     "eagle3.1": {"fc_norm": True, "norm_output": True},
     "speculators": {"norm_before_residual": True},
+    "windowed": {"window": 5},
 }
 
 
@@ -22,7 +23,7 @@ def load_tiny_target(folder: Path, dtype: str = "float32") -> Target:
     return Target.load(str(folder), dtype=dtype, backend="torch")
 
 
-def random_head(target: Target, *, size: int = 96, seed: int = 0, **switches: bool) -> Head:
+def random_head(target: Target, *, size: int = 96, seed: int = 0, window: int = 0, **switches: bool) -> Head:
     """A head with a draft vocabulary of every fourth token or so, its weights drawn around the initial ones."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.rand(target.config.vocab_size, generator=generator)
@@ -32,4 +33,4 @@ def random_head(target: Target, *, size: int = 96, seed: int = 0, **switches: bo
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in head.weights.trainable().items()
     }
-    return Head(head.config, replace(head.weights, **noisy), head.metadata)
+    return Head(head.config, replace(head.weights, **noisy), head.metadata).with_window(window)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:  # options of training, which --help shows, don't wait for tor
 
     from fledge.target.config import DecoderConfig
 
+SINKS = (
+    4  # first tokens of the conversation that a windowed head sees besides (StreamingLLM, arXiv 2309.17453)
+)
+WINDOW, WINDOW_SINKS = "sliding_window", "sliding_window_sinks"  # in config.json
 LAYER = "midlayer"  # the canonical prefix of the head's one decoder layer
 
 
@@ -87,6 +91,8 @@ class HeadConfig:
     fc_norm: bool = False
     norm_output: bool = False
     norm_before_residual: bool = False
+    window: int = 0  # committed positions that a query sees at most, besides its own path's tokens; 0: all
+    sinks: int = 0  # with a window, the first positions, which it sees besides
 
     @property
     def qkv_size(self) -> int:
@@ -97,6 +103,12 @@ class HeadConfig:
     def switches(self) -> tuple[str, ...]:
         """The names of those that are on."""
         return tuple(name for name in SWITCHES if getattr(self, name))
+
+    @property
+    def engines(self) -> Mapping[str, Collection[str]]:
+        """What it needs besides EAGLE-3's layer, by its name in config.json: the forms whose engines compute it."""
+        windowed: Mapping[str, Collection[str]] = {WINDOW: ()} if self.window else {}
+        return {name: SWITCHES[name].forms for name in self.switches} | windowed
 
     @property
     def version(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fledge.base.errors import HeadError
 from fledge.draft.description import LAYER, SWITCHES, TENSORS, HeadConfig, HeadWeights, TensorInfo
 from fledge.draft.provenance import HeadMetadata
-from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields
+from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields, window_fields
 from fledge.heads.forms import LATER_LAYER
 from fledge.target.rope_fields import read_rope
 
@@ -188,6 +188,7 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             draft_vocab_size=w.lm_head.shape[0],
             target_hidden_size=w.fc.shape[1] // 3,
             **{name: bool(flat.get(name)) for name in SWITCHES},
+            **window_fields(flat),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error
