@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class Window(NamedTuple):
-    """How far rows see back."""
+    """The part of a sequence that rows see."""
 
     size: int = 0  # how many tokens a row sees at most, its own included; 0: all
     sinks: int = 0  # the first tokens of the sequence, which it sees besides

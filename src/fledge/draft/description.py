@@ -106,8 +106,8 @@ class HeadConfig:
 
     @property
     def engines(self) -> Mapping[str, Collection[str]]:
-        """What it needs besides EAGLE-3's layer, by its name in config.json: the forms whose engines compute it."""
-        windowed: Mapping[str, Collection[str]] = {WINDOW: ()} if self.window else {}
+        """Forms whose engines compute what it has besides EAGLE-3's layer, by the name of that in config.json."""
+        windowed: dict[str, Collection[str]] = {WINDOW: ()} if self.window else {}
         return {name: SWITCHES[name].forms for name in self.switches} | windowed
 
     @property

@@ -131,11 +131,11 @@ def _other_drafter(architecture: str) -> bool:
     return any(kind in name for kind in ("eagle", "dflash", "dspark", "medusa", "mtp", "draft"))
 
 
-def window_fields(flat: Mapping[str, Any]) -> dict[str, int]:
-    """The window's fields of `HeadConfig`, from a config that `unsupported_fields` finds nothing in."""
+def window_fields(flat: Mapping[str, Any]) -> tuple[int, int]:
+    """Window and sinks of `HeadConfig`, from a config that `unsupported_fields` finds nothing in."""
     if WINDOW_SINKS not in flat:
-        return {}
-    return {"window": flat[WINDOW], "sinks": flat[WINDOW_SINKS]}
+        return 0, 0
+    return flat[WINDOW], flat[WINDOW_SINKS]
 
 
 def _windows(flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -174,6 +174,7 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
         heads, hidden = int(_number(flat, "num_attention_heads")), int(_number(flat, "hidden_size"))
         positions = int(_number(flat, "max_position_embeddings"))
         theta, scaling = read_rope(flat, positions)
+        window, sinks = window_fields(flat)
         return HeadConfig(
             hidden_size=hidden,
             intermediate_size=int(_number(flat, "intermediate_size")),
@@ -188,7 +189,8 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             draft_vocab_size=w.lm_head.shape[0],
             target_hidden_size=w.fc.shape[1] // 3,
             **{name: bool(flat.get(name)) for name in SWITCHES},
-            **window_fields(flat),
+            window=window,
+            sinks=sinks,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error
