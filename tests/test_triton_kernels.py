@@ -14,6 +14,7 @@ triton_attention = pytest.importorskip("fledge.attention.triton")
 _SMALLEST = 99 << 10  # bytes of shared memory a block may have on an L4, an A10 or an RTX 30 and 40
 _PROGRAM = """
 import torch
+from fledge.attention import Window
 from fledge.attention import triton as kernels
 from tests.target.paging import make_batch, scattered_pages
 
@@ -21,7 +22,7 @@ from tests.target.paging import make_batch, scattered_pages
 def attend(batch, heads, kv_heads, size, dtype, window=0, sinks=False):
     query = torch.zeros(len(batch.token_ids), heads, size, dtype=dtype)
     keys = torch.zeros(64, kv_heads, size, dtype=dtype)
-    attention = kernels.TritonAttention(batch, 16, window)
+    attention = kernels.TritonAttention(batch, 16, Window(window))
     attention.attend(query, keys, keys, query[0, :, 0].clone() if sinks else None)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fledge.attention import PagedAttention, reference_attention
+from fledge.attention import PagedAttention, Window, reference_attention
 from fledge.attention.reference import seen_indices
+from fledge.target.batch import ForwardBatch
 from tests.target.paging import make_batch, scattered_pages
 
 PAGE = 4
@@ -67,3 +68,19 @@ def test_rows_are_written_behind_the_prefix_and_the_window_offset() -> None:
     table = torch.tensor([[5, 2], [7, 3]], dtype=torch.int32)
     batch = make_batch([[0, 0], [0]], table, prefix=[2, 1], offset=[1, 0])
     assert PagedAttention(batch, PAGE).write_slots.tolist() == [5 * PAGE + 3, 2 * PAGE, 7 * PAGE + 1]
+
+
+def test_a_draft_heads_window_ends_at_the_prefix_for_trees_and_at_a_causal_row_itself() -> None:
+    pages = torch.arange(32, dtype=torch.int32)[None]
+    tree = make_batch([[0, 0]], pages, prefix=[12], offset=[1], masks=[[0b11, 0b101]])
+    causal = make_batch([[0, 0]], pages, prefix=[12])
+
+    def seen(batch: ForwardBatch, window: int, sinks: int = 4) -> list[list[int]]:
+        return [seen_indices(batch, 0, row, Window(window, sinks, of_prefix=True)) for row in range(2)]
+
+    assert seen(tree, 3) == [[0, 1, 2, 3, 9, 10, 11, 12, 13], [0, 1, 2, 3, 9, 10, 11, 12, 14]]
+    assert seen(tree, 1, sinks=0) == [[11, 12, 13], [11, 12, 14]]
+    assert seen(causal, 3) == [[0, 1, 2, 3, 10, 11, 12], [0, 1, 2, 3, 11, 12, 13]]
+    assert seen(causal, 10) == [list(range(13)), list(range(14))]  # the sinks touch the window
+    assert seen(causal, 12) == [list(range(13)), list(range(14))]  # and overlap it
+    assert seen(tree, 40) == [[*range(12), 12, 13], [*range(12), 12, 14]]

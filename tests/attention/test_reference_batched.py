@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fledge.attention import PagedAttention, reference_attention
+from fledge.attention import PagedAttention, Window, reference_attention
 from fledge.attention import batched as batched_module
 from fledge.target.batch import ForwardBatch
 from tests.target.paging import make_batch, scattered_pages
@@ -45,14 +45,17 @@ def batches(draw: st.DrawFn) -> tuple[ForwardBatch, int, int, int]:
     batches(),
     st.sampled_from([(4, 4), (6, 2), (3, 1)]),
     st.booleans(),
-    st.one_of(st.just(0), st.integers(64, 180)),
+    st.one_of(
+        st.one_of(st.just(0), st.integers(64, 180)).map(Window),
+        st.builds(Window, st.integers(1, 180), st.sampled_from([0, 4]), of_prefix=st.just(True)),
+    ),
     st.sampled_from([None, 1, 1 << 24]),
 )
 def test_batched_equals_reference(
     drawn: tuple[ForwardBatch, int, int, int],
     heads: tuple[int, int],
     one_by_one: bool,
-    window: int,
+    window: Window,
     scores_at_once: int | None,
 ) -> None:
     batch, page_size, pages, requests = drawn

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fledge.attention import reference_attention
+from fledge.attention import Window, reference_attention
 from fledge.draft import DraftVocabulary, runner
 from fledge.engine import Engine, TreeShape
 from fledge.heads import Head
@@ -63,7 +63,9 @@ def compare(seed: int) -> None:
         torch.randn(slots, kv_heads, size, generator=generator).to(DEVICE, dtype) for _ in range(2)
     )
     batch = ForwardBatch(*(t.to(DEVICE) if isinstance(t, torch.Tensor) else t for t in batch))
-    window = rng.choice([0, 0, 64, 65, 90, 600])
+    window = Window(rng.choice([0, 0, 64, 65, 90, 600]))
+    if rng.random() < 0.4:
+        window = Window(rng.choice([1, 5, 20, 70, 600]), rng.choice([0, 4]), of_prefix=True)
     own = torch.randn(kv_heads * group, generator=generator) * 3
     sinks = own.to(DEVICE, dtype) if rng.random() < 0.5 else None
     attention = kernels.TritonAttention(batch, page_size, window)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fledge.attention import PagedAttention, reference_attention
+from fledge.attention import PagedAttention, Window, reference_attention
 from fledge.base.errors import EngineError, HeadError
 from fledge.draft import TorchHeadRunner
 from fledge.heads import Head, head_runner
@@ -56,7 +56,12 @@ def reference_forward(head: Head, embedding: torch.Tensor, rows: ForwardBatch, k
     slots = PagedAttention(rows, page_size).write_slots
     kv[0][slots], kv[1][slots] = apply_rope(k, cos, sin), v
     entry = norm(entry, w.hidden_norm) if c.norm_before_residual else entry
-    h = entry + reference_attention(apply_rope(q, cos, sin), kv[0], kv[1], rows, page_size).flatten(1) @ w.o.T
+    window = Window(c.window, c.sinks, of_prefix=True)
+    h = (
+        entry
+        + reference_attention(apply_rope(q, cos, sin), kv[0], kv[1], rows, page_size, window).flatten(1)
+        @ w.o.T
+    )
     gate, up = (norm(h, w.post_norm) @ w.gate_up.T).chunk(2, dim=-1)
     out = h + (F.silu(gate) * up) @ w.down.T
     return out, norm(out, w.norm)

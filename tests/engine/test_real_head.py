@@ -17,10 +17,10 @@ from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, noisy_head
 
 
-@pytest.fixture(scope="module")
-def head(target: Target) -> Head:
-    """The target's own last layer with random noise."""
-    return noisy_head(target)
+@pytest.fixture(scope="module", params=[0, 9], ids=["whole", "windowed"])
+def head(request: pytest.FixtureRequest, target: Target) -> Head:
+    """The target's own last layer with random noise; one sees the whole context, one a window."""
+    return noisy_head(target).with_window(request.param)
 
 
 @pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)

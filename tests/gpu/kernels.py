@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fledge.attention import PagedAttention
+from fledge.attention import PagedAttention, Window
 from fledge.target import ForwardBatch
 from tests.gpu.record import Check
 
@@ -86,7 +86,7 @@ def _compare(check: Check, case: Case) -> dict[str, Any]:
     )
     sinks = torch.randn(case.heads, generator=generator, device=device).to(case.dtype) if case.sinks else None
     begun = time.perf_counter()
-    attention = TritonAttention(batch, PAGE, case.window)
+    attention = TritonAttention(batch, PAGE, Window(case.window))
     out = attention.attend(query, keys, values, sinks)
     check.wait()
     first = time.perf_counter() - begun
@@ -96,7 +96,7 @@ def _compare(check: Check, case: Case) -> dict[str, Any]:
     near = batch._replace(
         page_table=torch.arange(table.numel(), device=device, dtype=torch.int32).view_as(table)
     )
-    reference = PagedAttention(near, PAGE, case.window).attend(
+    reference = PagedAttention(near, PAGE, Window(case.window)).attend(
         query.float(), keys[used].float(), values[used].float(), None if sinks is None else sinks.float()
     )
     error = float((out.float() - reference).abs().max())

@@ -157,6 +157,8 @@ def test_a_head_of_speculators_loads_with_all_that_its_layers_class_writes(
         ("sglang", "", {"use_sliding_window": True, "sliding_window": 32}, "sliding_window=32"),
         ("sglang", "", {"use_sliding_window": True}, "use_sliding_window=true"),
         ("sglang", "", {"sliding_window": 512}, "sliding_window=512"),
+        ("sglang", "", {"sliding_window": 512, "sliding_window_sinks": 7}, "sliding_window_sinks=7"),
+        ("sglang", "", {"sliding_window": None, "sliding_window_sinks": 4}, "sliding_window=null"),
         ("sglang", "", {"attention_chunk_size": 64}, "attention_chunk_size=64"),
         # Other drafters.
         ("sglang", "", {"architectures": ["LlamaForCausalLMEagle4"]}, "LlamaForCausalLMEagle4"),

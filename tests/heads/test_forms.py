@@ -284,6 +284,17 @@ def test_a_residual_that_an_engine_leaves_out_is_refused_in_its_form(target: Tar
     assert Head.load(str(tmp_path / "back")).config == head.config
 
 
+def test_a_window_is_refused_in_every_form_of_other_engines(target: Target, tmp_path: Path) -> None:
+    make_head(target, "windowed").save(str(tmp_path / "head"))
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert (config["sliding_window"], config["sliding_window_sinks"]) == (5, 4)
+    for form in FORMS:
+        with pytest.raises(
+            HeadError, match=rf"uses sliding_window, .* the {form} form .*: serve it with fledge"
+        ):
+            export_head(str(tmp_path / "head"), str(tmp_path / form), form=form)
+
+
 def test_export_refuses_what_would_lose_values(head: Head, tmp_path: Path) -> None:
     large = Head(head.config, replace(head.weights, down=head.weights.down * 1e6), head.metadata)
     large.save(str(tmp_path / "head"))

@@ -129,6 +129,9 @@ def test_what_llama_cpp_does_not_compute_is_refused_by_name(gguf_target: Target,
     newer = random_head(gguf_target, **KINDS["eagle3.1"])
     with pytest.raises(HeadError, match="uses fc_norm and norm_output, which llama"):
         write_gguf(newer, str(tmp_path / "head.gguf"), gguf_target, "bf16")
+    windowed = random_head(gguf_target, **KINDS["windowed"])
+    with pytest.raises(HeadError, match="uses sliding_window, which llama"):
+        write_gguf(windowed, str(tmp_path / "head.gguf"), gguf_target, "bf16")
     plain = random_head(gguf_target)
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     stretched = Head(replace(plain.config, rope_scaling=yarn), plain.weights, plain.metadata)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fledge.base.errors import EngineError
 from fledge.draft.cpu import NativeHeadRunner, native_head_reason
-from fledge.draft.description import HeadConfig, HeadWeights
+from fledge.draft.description import SINKS, HeadConfig, HeadWeights
 from fledge.draft.race import Draws
 from fledge.draft.runner import DraftOutput, TorchHeadRunner
 from fledge.heads import Head
@@ -187,3 +187,60 @@ def test_wrong_calls_and_shapes_are_refused() -> None:
     with pytest.raises(EngineError, match="use at most"):
         runner.forward(batch, kv, features=None, hidden=torch.zeros(1, config.hidden_size), k=65)
     assert "multiple of 32" in native_head_reason(replace(config, target_hidden_size=100))
+
+
+def windowed_head(window: int) -> tuple[HeadConfig, HeadWeights, Tensor]:
+    config, weights, embedding = make_head(False, False)
+    return replace(config, window=window, sinks=SINKS), weights, embedding
+
+
+def extended_and_stepped(
+    runner: NativeHeadRunner | TorchHeadRunner, length: int, forget: slice = slice(0)
+) -> list[DraftOutput]:
+    """An extend of `length` rows, and a draft step of a tree behind it after pages `forget` have become NaN."""
+    width = runner.config.hidden_size
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(length, 3 * width, generator=generator).bfloat16()
+    hidden = torch.randn(4, width, generator=generator).bfloat16()
+    kv = runner.allocate_kv(PAGES)
+    extend = one_request(tokens_of(length, VOCAB, seed=4), 0)
+    first = runner.forward(extend, kv, features=features, hidden=None, k=5)
+    if forget.stop:
+        kv[:, forget] = torch.nan
+    step = one_request(tokens_of(4, VOCAB, seed=5), length, [0b1, 0b10, 0b101, 0b1010])
+    return [first, runner.forward(step, kv, features=None, hidden=hidden, k=5)]
+
+
+@pytest.mark.parametrize("length", [45, 256, 300, 700])
+@pytest.mark.parametrize("window", [1, 30, 100, 256, 300, 520])
+def test_windows_agree_with_torch(length: int, window: int) -> None:
+    config, weights, embedding = windowed_head(window)
+    native = extended_and_stepped(
+        NativeHeadRunner(config, weights, embedding, draft_weights="bfloat16"), length
+    )
+    plain = extended_and_stepped(TorchHeadRunner(config, weights, embedding.float(), page_size=32), length)
+    for mine, its in zip(native, plain, strict=True):
+        assert (mine.hidden.float() - its.hidden).abs().max() < 0.03 * its.hidden.abs().max()
+        assert (mine.log_probs - its.log_probs).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("window", [696, 700, 5000])
+def test_a_window_that_holds_all_changes_nothing(window: int) -> None:
+    config, weights, embedding = windowed_head(window)
+    found = extended_and_stepped(NativeHeadRunner(config, weights, embedding), 700)
+    whole = extended_and_stepped(
+        NativeHeadRunner(replace(config, window=0, sinks=0), weights, embedding), 700
+    )
+    for mine, its in zip(found, whole, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, its, strict=True))
+
+
+@pytest.mark.parametrize(("window", "forget"), [(30, slice(1, 20)), (300, slice(1, 12))])
+def test_a_draft_step_reads_the_pages_of_its_window_and_of_the_first_tokens_alone(
+    window: int, forget: slice
+) -> None:
+    runner = NativeHeadRunner(*windowed_head(window))
+    for kept, forgotten in zip(
+        extended_and_stepped(runner, 700), extended_and_stepped(runner, 700, forget), strict=True
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(kept, forgotten, strict=True))

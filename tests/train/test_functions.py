@@ -113,13 +113,14 @@ def test_rows_and_shifts():
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("flex", [False, True], ids=["blocks", "flex"])
+@pytest.mark.parametrize(("window", "sinks"), [(0, 0), (1, 0), (3, 4), (12, 4)])
 def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(
-    steps: int, flex: bool, monkeypatch: pytest.MonkeyPatch
+    steps: int, flex: bool, window: int, sinks: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(
         "fledge.train.blocks._BLOCK_SCORES", 400
     )  # several blocks, some of several conversations
-    sizes = Sizes(4, 2, 8)
+    sizes = Sizes(4, 2, 8, window, sinks)
     lengths = [9, 17, 8, 30, 5, 9]
     supervised = [torch.arange(n)[torch.rand(n) < 0.6] for n in lengths]
     supervised = [p if len(p) else torch.tensor([0]) for p in supervised]
@@ -133,12 +134,14 @@ def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(
         outputs, start, row = [], 0, 0
         for n, positions in zip(lengths, supervised, strict=True):
             for p in positions.tolist():
+                first = max(p + 1 - window, 0) if window else 0
+                near = [start + i for i in range(p + 1) if i >= first or i < sinks]
                 seen = [
-                    keys[start : start + p + 1].view(-1, 2, 8),
+                    keys[near].view(-1, 2, 8),
                     *(k[row].view(1, 2, 8) for k in own[:steps]),
                 ]
                 read = [
-                    values[start : start + p + 1].view(-1, 2, 8),
+                    values[near].view(-1, 2, 8),
                     *(v[row].view(1, 2, 8) for v in own[steps:]),
                 ]
                 k, v = (torch.cat(t).repeat_interleave(2, dim=1) for t in (seen, read))
@@ -154,6 +157,7 @@ def test_attention_is_one_softmax_over_step_0_keys_and_own_keys(
     mask = attention_flex.conversation_mask(
         torch.cat([torch.arange(n) for n in lengths]),
         torch.cat([start + positions for start, positions in zip(starts, supervised, strict=True)]),
+        sizes,
     )
     assert_same(
         lambda: (

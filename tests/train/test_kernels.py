@@ -110,8 +110,9 @@ def test_softmax_and_the_gradient_of_the_loss():
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_attention_on_a_padded_block(steps: int):
-    sizes = Sizes(6, 2, 16)
+@pytest.mark.parametrize(("window", "sinks"), [(0, 0), (1, 0), (3, 4), (8, 2), (50, 4)])
+def test_attention_on_a_padded_block(steps: int, window: int, sinks: int):
+    sizes = Sizes(6, 2, 16, window, sinks)
     lengths, supervised = [9, 14, 11], [torch.arange(3, 8), torch.arange(14), torch.tensor([2, 3, 9])]
     (block,) = make_blocks(lengths, supervised)
     total, rows = sum(lengths), sum(len(p) for p in supervised)

@@ -326,6 +326,19 @@ def test_a_given_head_gets_another_draft_vocabulary(
     )
 
 
+def test_training_goes_on_with_another_window(
+    target: Target, features: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    start, folder = str(undisturbed / "head"), tmp_path
+    for window, sinks in ((12, 4), (None, 4), (0, 0)):
+        options = OPTIONS.model_copy(update={"init_head": start, "window": window, "epochs": 0.1})
+        folder = folder / "next"
+        run(target, features, folder, options)
+        start = str(folder / "head")
+        config = Head.load(start).config
+        assert (config.window, config.sinks) == (12 if window is None else window, sinks)
+
+
 def test_training_compares_and_goes_on_from_a_head_that_names_fewer_positions(
     target: Target, features: str, undisturbed: Path, tmp_path: Path
 ):

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fledge.attention.batched import PagedAttention
-from fledge.attention.layout import PagedRows
+from fledge.attention.layout import WHOLE, PagedRows, Window
 from fledge.attention.reference import reference_attention
 from fledge.base.device import runs_triton
 
@@ -27,10 +27,10 @@ class Attention(Protocol):
         """
 
 
-def paged_attention(rows: PagedRows, page_size: int, window: int = 0) -> Attention:
+def paged_attention(rows: PagedRows, page_size: int, window: Window = WHOLE) -> Attention:
     """The Triton kernel on a GPU where Triton is installed (`pip install "fledge[gpu]"`), otherwise plain torch.
 
-    `window`: how many tokens a row sees at most, including its own, at least 64; 0: all.
+    A window that isn't `of_prefix` has at least 64 tokens.
     """
     if runs_triton(rows.page_table):
         from fledge.attention.triton import TritonAttention  # only a GPU machine needs it
@@ -43,6 +43,7 @@ __all__ = [
     "Attention",
     "PagedAttention",
     "PagedRows",
+    "Window",
     "paged_attention",
     "reference_attention",
 ]

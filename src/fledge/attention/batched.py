@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.attention.layout import PagedRows, first_seen, kv_slots, row_indices, row_requests
+from fledge.attention.layout import WHOLE, PagedRows, Window, first_seen, kv_slots, row_indices, row_requests
 
 # The rectangle may be this many times the work (query rows * keys) of separate calls per request, or up to this much
 # work in total, below which a call's overhead outweighs the padding.
@@ -42,11 +42,12 @@ class _Block:
 class PagedAttention:
     """Attention over one batch's rows. Build it once, then call `attend` for every layer with this window."""
 
-    def __init__(self, rows: PagedRows, page_size: int, window: int = 0) -> None:
+    def __init__(self, rows: PagedRows, page_size: int, window: Window = WHOLE) -> None:
         self._page_size = page_size
         request = row_requests(rows)
         index = row_indices(rows, request)
-        self._first = first_seen(rows, index, request, window) if window else None
+        self._first = first_seen(rows, index, request, window) if window.size else None
+        self._sinks = window.sinks
         self.write_slots = kv_slots(rows.page_table, request, index, page_size)  # [R] int64
         starts = rows.row_start.tolist()
         counts = [end - start for start, end in pairwise(starts)]
@@ -100,7 +101,7 @@ class PagedAttention:
             seen = torch.zeros(size * query_rows, keys, dtype=torch.bool, device=device)
             seen[padded_row] = _visible(rows, first + local, index[span], key, span)
             if self._first is not None and limited:
-                seen[padded_row] &= key >= self._first[span].unsqueeze(1)
+                seen[padded_row] &= (key >= self._first[span].unsqueeze(1)) | (key < self._sinks)
             mask = seen.view(size, 1, query_rows, keys)
         return _Block(
             rows=span,

@@ -13,10 +13,22 @@ a window of 4 tree nodes (node 1 and 2 are children of 0, node 3 of 1), `x` = se
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+
+class Window(NamedTuple):
+    """The part of a sequence that rows see."""
+
+    size: int = 0  # how many tokens a row sees at most, its own included; 0: all
+    sinks: int = 0  # the first tokens of the sequence, which it sees besides
+    # A draft head's: a tree's row sees `size` of the prefix, and all of its ancestors.
+    of_prefix: bool = False
+
+
+WHOLE = Window()
 
 
 class PagedRows(Protocol):
@@ -61,12 +73,14 @@ def row_indices(rows: PagedRows, request: Tensor) -> Tensor:
     return (rows.prefix_length + rows.window_offset).long()[request] + number
 
 
-def first_seen(rows: PagedRows, index: Tensor, request: Tensor, window: int) -> Tensor:
-    """The first KV index of the prefix that each row, stored at `index`, sees with this window, [R] int64.
+def first_seen(rows: PagedRows, index: Tensor, request: Tensor, window: Window) -> Tensor:
+    """The first KV index behind the sinks that each row, stored at `index`, sees with this window, [R] int64.
 
     A tree node's distance from the prefix is its number of ancestors, regardless of where it is stored.
     """
-    if rows.window_mask is not None:
+    if rows.window_mask is not None and window.of_prefix:
+        index = rows.prefix_length.long()[request] - 1
+    elif rows.window_mask is not None:
         bits = rows.window_mask.unsqueeze(1) >> torch.arange(64, device=index.device)
         index = rows.prefix_length.long()[request] + (bits & 1).sum(1) - 1
-    return (index + 1 - window).clamp(min=0)
+    return (index + 1 - window.size).clamp(min=0)

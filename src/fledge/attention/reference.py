@@ -5,20 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fledge.attention.layout import PagedRows, kv_slots
+from fledge.attention.layout import WHOLE, PagedRows, Window, kv_slots
 
 
-def seen_indices(rows: PagedRows, request: int, row: int, window: int = 0) -> list[int]:
+def seen_indices(rows: PagedRows, request: int, row: int, window: Window = WHOLE) -> list[int]:
     """KV indices seen by row `row` of the batch, which belongs to `request`: the prefix, then its window entries.
 
-    Only the last `window` of these, including the row's own; 0: all.
+    Only the last `window` of these and its sinks.
     """
     prefix = int(rows.prefix_length[request])
     if rows.window_mask is None:
         index = prefix + int(rows.window_offset[request]) + row - int(rows.row_start[request])
-        return list(range(index + 1))[-window:]
+        return _limited(list(range(index + 1)), window)
     mask = int(rows.window_mask[row])  # negative when bit 63 is set; >> keeps the sign, so & 1 stays right
-    return [*range(prefix), *(prefix + j for j in range(64) if (mask >> j) & 1)][-window:]
+    entries = [prefix + j for j in range(64) if (mask >> j) & 1]
+    if window.of_prefix:
+        return _limited(list(range(prefix)), window) + entries
+    return _limited([*range(prefix), *entries], window)
+
+
+def _limited(seen: list[int], window: Window) -> list[int]:
+    last = seen[-window.size :]
+    return [i for i in seen[: window.sinks] if i < last[0]] + last if last else []
 
 
 def reference_attention(
@@ -27,7 +35,7 @@ def reference_attention(
     values: Tensor,  # [slots, kv_heads, D]
     rows: PagedRows,
     page_size: int,
-    window: int = 0,
+    window: Window = WHOLE,
     sinks: Tensor | None = None,  # [heads], logits that take part in the softmax without a value
 ) -> Tensor:  # [R, heads, D], query's dtype, computed in float32
     """Softmax attention, scaled by D ** -0.5; query head h reads KV head h // (heads // kv_heads)."""

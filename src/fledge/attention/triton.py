@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from fledge.attention.layout import PagedRows, first_seen, kv_slots
+from fledge.attention.layout import WHOLE, PagedRows, Window, first_seen, kv_slots
 
 _SPLIT = 512  # minimum KV indices per program; a power of two
 _MAX_SUMS = 1 << 26  # limit on numbers that the splits leave to be merged: 256 MiB
@@ -43,7 +43,7 @@ class _Tile(NamedTuple):
 class TritonAttention:
     """Attention over one batch's rows, like `PagedAttention`. Build it once, then call `attend` for every layer."""
 
-    def __init__(self, rows: PagedRows, page_size: int, window: int = 0) -> None:
+    def __init__(self, rows: PagedRows, page_size: int, window: Window = WHOLE) -> None:
         self._rows = rows
         self._page_size = page_size
         requests, pages = rows.page_table.shape
@@ -53,7 +53,8 @@ class TritonAttention:
         begin = (rows.prefix_length + rows.window_offset - rows.row_start[:-1]).long()
         self._index = number + begin[request]  # [R] int64, the KV index each row is written at
         self.write_slots = kv_slots(rows.page_table, request, self._index, page_size)  # [R] int64
-        self._first = first_seen(rows, self._index, request, window) if window else None
+        self._first = first_seen(rows, self._index, request, window) if window.size else None
+        self._kept = window.sinks
         self._count, self._requests, self._indices = count, requests, pages * page_size
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -105,6 +106,7 @@ class TritonAttention:
                 KEYS=tile.keys,
                 TREE=rows.window_mask is not None,
                 WINDOWED=self._first is not None,
+                KEPT=self._kept,
                 SINKS=sinks is not None,
                 WIDEN=_INTERPRETED,
                 num_warps=tile.warps,
@@ -187,6 +189,7 @@ def _attend(
     KEYS: tl.constexpr,
     TREE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    KEPT: tl.constexpr,  # the first tokens, which windowed rows see, too
     SINKS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -247,14 +250,18 @@ def _attend(
     for key in range(opened, closed, KEYS):
         high_score, total, mixed = _step(
             q, keys, values, table, slot_stride, scale, key, stop, prefix, base + row, mask, earliest,
-            high_score, total, mixed, D, D_PADDED, PAGE, KEYS, False, TREE, WINDOWED, WIDEN,
+            high_score, total, mixed, D, D_PADDED, PAGE, KEYS, False, TREE, WINDOWED, KEPT, WIDEN,
         )  # fmt: skip
     before = (opened - start) // KEYS
-    for block in range(before + tl.cdiv(stop - closed, KEYS)):
+    last = tl.maximum(tl.cdiv(stop - closed, KEYS), 0)
+    apart = ((split == 0) & (start > 0)).to(tl.int32) if KEPT else 0  # the block with the first tokens
+    for block in range(-apart, before + last):
         key = tl.where(block < before, start, closed - before * KEYS) + block * KEYS
+        if KEPT:
+            key = tl.where(block < 0, 0, key)
         high_score, total, mixed = _step(
             q, keys, values, table, slot_stride, scale, key, stop, prefix, base + row, mask, earliest,
-            high_score, total, mixed, D, D_PADDED, PAGE, KEYS, True, TREE, WINDOWED, WIDEN,
+            high_score, total, mixed, D, D_PADDED, PAGE, KEYS, True, TREE, WINDOWED, KEPT, WIDEN,
         )  # fmt: skip
 
     stored = live[:, None] & (column[None, :] < D)
@@ -292,6 +299,7 @@ def _step(
     MASKED: tl.constexpr,
     TREE: tl.constexpr,
     WINDOWED: tl.constexpr,
+    KEPT: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """The sums with KV indices key .. key + KEYS - 1. `own`: the index each row is stored at."""
@@ -317,7 +325,7 @@ def _step(
         else:
             seen = index[None, :] <= own[:, None]
         if WINDOWED:
-            seen = seen & (index[None, :] >= earliest[:, None])
+            seen = seen & ((index[None, :] >= earliest[:, None]) | (index[None, :] < KEPT))
         scores = tl.where(seen & (index < stop)[None, :], scores, float("-inf"))
     new_max = tl.maximum(high_score, tl.max(scores, 1) * scale)
     safe = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max

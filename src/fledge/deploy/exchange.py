@@ -17,7 +17,6 @@ from fledge.base.console import StageProgress, say
 from fledge.base.errors import HeadError
 from fledge.base.storage import exists, join, write_atomic
 from fledge.doctor import diagnose
-from fledge.draft.description import SWITCHES
 from fledge.heads import Head
 from fledge.heads.card import model_card
 from fledge.heads.checkpoint import CONFIG_NAME, write_head
@@ -68,8 +67,8 @@ def export_head(
     if embedding is None and chosen == "eagle" and loaded is not None:
         embedding = True
     head = _embedded(head, loaded, wanted=embedding).scoring_all()
-    for name in head.config.switches:
-        forms = [one for one in FORMS if one in SWITCHES[name].forms]
+    for name, known in head.config.engines.items():
+        forms = [one for one in FORMS if one in known]
         if chosen not in forms:
             remedy = f"use the {' or '.join(forms)} form" if forms else "serve it with fledge"
             raise HeadError(

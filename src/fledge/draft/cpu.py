@@ -93,6 +93,8 @@ class NativeHeadRunner:
             config.target_hidden_size,
             config.draft_vocab_size,
             sum(getattr(config, name) << bit for bit, name in enumerate(SWITCHES)),
+            config.window,
+            config.sinks,
             abi.Layer(input_norm, post_norm, *[None] * 5, *(m.pointer for m in layer), cos, sin, windowed=0),
             self._embedding.pointer,
             end["fc"],

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # options of training, which --help shows, don't wait for tor
     from fledge.target.config import DecoderConfig
 
 CANDIDATE_TENSORS = ("candidate_up", "candidate_down")  # fields of HeadWeights
+SINKS = 4  # first positions that a windowed head sees besides (StreamingLLM, arXiv 2309.17453)
+WINDOW, WINDOW_SINKS = "sliding_window", "sliding_window_sinks"  # in config.json
 LAYER = "midlayer"  # the canonical prefix of the head's one decoder layer
 
 
@@ -88,10 +90,10 @@ class HeadConfig:
     fc_norm: bool = False
     norm_output: bool = False
     norm_before_residual: bool = False
-    candidates: int = (
-        0  # tokens that get exact scores in each row, by low-rank estimates of all; 0: all tokens
-    )
+    candidates: int = 0  # tokens with exact scores, by low-rank estimates of all scores; 0: all tokens
     candidate_rank: int = 0  # r of these estimates
+    window: int = 0  # committed positions that a query sees at most, besides its own path's tokens; 0: all
+    sinks: int = 0  # with a window, the first positions, which it sees besides
 
     @property
     def qkv_size(self) -> int:
@@ -102,6 +104,12 @@ class HeadConfig:
     def switches(self) -> tuple[str, ...]:
         """The names of those that are on."""
         return tuple(name for name in SWITCHES if getattr(self, name))
+
+    @property
+    def engines(self) -> Mapping[str, Collection[str]]:
+        """Forms whose engines compute what it has besides EAGLE-3's layer, by the name of that in config.json."""
+        windowed: dict[str, Collection[str]] = {WINDOW: ()} if self.window else {}
+        return {name: SWITCHES[name].forms for name in self.switches} | windowed
 
     @property
     def version(self) -> str:

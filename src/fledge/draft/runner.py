@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.attention import paged_attention
+from fledge.attention import Window, paged_attention
 from fledge.base.errors import EngineError
 from fledge.draft.description import HeadConfig, HeadWeights
 from fledge.draft.race import Draws, foreseen
@@ -147,7 +147,7 @@ class TorchHeadRunner:
         """The layer over h [R, H]: its output for the M requested rows, before and after the final norm."""
         c, w, eps = self.config, self._weights, self.config.rms_norm_eps
         shape, heads, kv_heads = (c.hidden_size,), c.num_heads, c.num_kv_heads
-        attention = paged_attention(batch, self.page_size)
+        attention = paged_attention(batch, self.page_size, Window(c.window, c.sinks, of_prefix=True))
         positions = batch.positions.long()
         embedded = F.embedding(batch.token_ids.long(), self._embedding)  # [R, H]
         normed = F.rms_norm(h, shape, w.hidden_norm, eps)

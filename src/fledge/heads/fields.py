@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fledge.draft.description import SWITCHES
+from fledge.draft.description import SINKS, SWITCHES, WINDOW, WINDOW_SINKS
 from fledge.target.rope_fields import rope_parameters, rotary_share
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -21,8 +21,8 @@ _KNOWN = {  # why a field isn't refused: its names
         efficient_lm_head_config fledge head_dim hidden_size intermediate_size layer_types max_position_embeddings
         num_attention_heads num_aux_hidden_states num_hidden_layers num_key_value_heads
         original_max_position_embeddings partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta
-        sliding_window speculators_config speculators_model_type target_hidden_size use_aux_norm use_sliding_window
-        vocab_size""",
+        sliding_window sliding_window_sinks speculators_config speculators_model_type target_hidden_size use_aux_norm
+        use_sliding_window vocab_size""",
     "names, versions and types": """adapters auto_map base_model base_model_name_or_path draft_model_type dtype
         modal_type model_type name problem_type speculators_version target_model target_model_name_or_path
         target_model_path target_model_type tokenizer_class torch_dtype transformers_version truncated_vocab_size
@@ -132,8 +132,25 @@ def _other_drafter(architecture: str) -> bool:
     return any(kind in name for kind in ("eagle", "dflash", "dspark", "medusa", "mtp", "draft"))
 
 
+def window_fields(flat: Mapping[str, Any]) -> tuple[int, int]:
+    """Window and sinks of `HeadConfig`, from a config that `unsupported_fields` finds nothing in."""
+    if WINDOW_SINKS not in flat:
+        return 0, 0
+    return flat[WINDOW], flat[WINDOW_SINKS]
+
+
 def _windows(flat: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Fields that limit the layer to a window of the context: its kind, or a window that isn't switched off."""
+    """Fields that limit the layer to a window of the context: its kind, or a window that isn't switched off.
+
+    A window of fledge's says how many first tokens are seen besides. Another's may count drafted tokens, too.
+    """
+    if WINDOW_SINKS in flat:
+        window, sinks = flat.get(WINDOW), flat[WINDOW_SINKS]
+        if type(window) is not int or window < 1:
+            yield WINDOW, window
+        if type(sinks) is not int or sinks not in (0, SINKS):
+            yield WINDOW_SINKS, sinks
+        return
     kinds, window = flat.get("layer_types"), flat.get("sliding_window")
     if kinds:
         if kinds[0] != "full_attention":

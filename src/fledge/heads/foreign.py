@@ -17,7 +17,7 @@ from torch import Tensor
 from fledge.base.errors import HeadError
 from fledge.draft.description import LAYER, SWITCHES, TENSORS, HeadConfig, HeadWeights, TensorInfo
 from fledge.draft.provenance import HeadMetadata
-from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields
+from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields, window_fields
 from fledge.heads.forms import CANDIDATES, LATER_LAYER, LOW_RANK
 from fledge.target.rope_fields import read_rope
 
@@ -193,6 +193,7 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
         heads, hidden = int(_number(flat, "num_attention_heads")), int(_number(flat, "hidden_size"))
         positions = int(_number(flat, "max_position_embeddings"))
         theta, scaling = read_rope(flat, positions)
+        window, sinks = window_fields(flat)
         return HeadConfig(
             hidden_size=hidden,
             intermediate_size=int(_number(flat, "intermediate_size")),
@@ -209,6 +210,8 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             **{name: bool(flat.get(name)) for name in SWITCHES},
             candidates=int(_number(flat, "candidates", 0)),
             candidate_rank=0 if w.candidate_down is None else w.candidate_down.shape[0],
+            window=window,
+            sinks=sinks,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeadError(f"{url}/config.json lacks or misstates {error}: get the head again") from error

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import HeadError
-from fledge.draft.description import LAYER, SWITCHES, TENSORS, HeadConfig
+from fledge.draft.description import LAYER, SWITCHES, TENSORS, WINDOW, WINDOW_SINKS, HeadConfig
 from fledge.draft.provenance import HeadMetadata, HeadParts
 from fledge.draft.vocabulary import DraftVocabulary
 from fledge.target.config import engine_feature_layers
@@ -105,6 +105,7 @@ def _layer_config(c: HeadConfig, torch_dtype: str) -> dict[str, Any]:
         "rope_scaling": c.rope_scaling,
         "max_position_embeddings": c.max_position_embeddings,
         "vocab_size": c.vocab_size,
+        **({WINDOW: c.window, WINDOW_SINKS: c.sinks} if c.window else {}),
     }
 
 

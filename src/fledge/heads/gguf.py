@@ -214,7 +214,7 @@ def _offsets(header: GgufHeader, stored: GgufTensor) -> Tensor:
 def _refuse(head: HeadParts) -> None:
     """Raise a HeadError for what llama.cpp's eagle3 doesn't compute."""
     c = head.config
-    named = [name for name in c.switches if "gguf" not in SWITCHES[name].forms]
+    named = [name for name, forms in c.engines.items() if "gguf" not in forms]
     kind = (c.rope_scaling or {}).get("rope_type", "default")
     if kind not in ("default", "linear", "llama3", "frequency_factors"):
         named.append(f"RoPE scaling of the type {kind}")

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fledge.base.errors import HeadError
-from fledge.draft.description import (
-    HeadConfig,
-    HeadWeights,
-    check_weights,
-    initial_vectors,
-)
+from fledge.draft.description import SINKS, HeadConfig, HeadWeights, check_weights, initial_vectors
 from fledge.draft.provenance import HeadMetadata
 from fledge.draft.vocabulary import DraftVocabulary
 from fledge.heads.checkpoint import read_parts, write_checksums, write_head
@@ -113,6 +108,13 @@ class Head:
         config = replace(self.config, candidates=0, candidate_rank=0)
         weights = replace(self.weights, candidate_up=None, candidate_down=None)
         return Head(config, weights, self.metadata, name=self.name)
+
+    def with_window(self, window: int | None) -> Head:
+        """This head with another sliding window; 0: with none, None: with its own."""
+        if window is None or window == self.config.window:
+            return self
+        config = replace(self.config, window=window, sinks=SINKS if window else 0)
+        return Head(config, self.weights, self.metadata, name=self.name)
 
     def fitted_to(self, target: Target) -> Head:
         """This head with the target's number of positions: EAGLE's configs say 2,048 for any target.

@@ -245,7 +245,7 @@ def new_head(
     """The head that learning begins with, as `fledge train` makes it; `counts` [V] of the tokens choose its own."""
     train = options.train
     vocabulary = DraftVocabulary.from_counts(counts, train.new_vocab_size, turn_ends)
-    return random_head(
+    head = random_head(
         target,
         vocabulary,
         keep_output=train.init == "lm_head",
@@ -253,6 +253,7 @@ def new_head(
         sizes=train.head,
         metadata=metadata,
     )
+    return head.with_window(train.window)
 
 
 def vocabulary_counts(target: Target, samples: Sequence[FeatureSample]) -> Tensor:

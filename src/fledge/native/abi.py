@@ -90,7 +90,7 @@ class DraftHead(Structure):
 
     _fields_ = [
         ("shape", Shape),
-        *((n, c_int) for n in ("target_hidden", "draft_vocabulary", "switches")),
+        *((n, c_int) for n in ("target_hidden", "draft_vocabulary", "switches", "window", "sinks")),
         ("layer", Layer),
         *((n, c_void_p) for n in ("embedding", "fc", "lm_head", "target_ids")),
         ("vectors", c_void_p * MOST_HEAD_VECTORS),

@@ -165,9 +165,10 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
               s[logical - begin] = ws[prefix + __builtin_ctzll(mask) - window_base];
         }
         constexpr float kUnseen = -1e30f;  // weighs exactly nothing
+        int sinks = u.split == 0 ? row.sinks : 0;  // then begin is 0, too
         for (int g = 0; row.start > begin && g < some; ++g)
-          std::fill_n(of_row + static_cast<size_t>(g) * kScoreStride, std::min(row.start - begin, end - begin),
-                      kUnseen);
+          std::fill_n(of_row + static_cast<size_t>(g) * kScoreStride + sinks,
+                      std::min(row.start - begin, end - begin) - sinks, kUnseen);
         softmax_rows(of_row, kScoreStride, some, count, blocks * kPage, c.scale, maxima + q, sums + q, prefetch);
       });
     for (int q = 0; q < here; q += 32)
@@ -206,7 +207,7 @@ inline void attend(const AttentionCall& c, const AttentionPlan& plan, const Batc
     int row = u.first_row + q / group;
     const RowView& view = plan.rows[row];
     const float* o = out + static_cast<size_t>(q) * hd;
-    if (view.length <= begin || view.start >= end) continue;
+    if (!view.sees(u.split)) continue;
     if (view.splits() == 1) {
       bf16* target = c.out + (static_cast<size_t>(row) * c.heads + kv_head * group + q % group) * hd;
       Floats inverse = broadcast(1.0f / sums[q]);
@@ -225,19 +226,22 @@ inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int 
                          AttentionScratch& scratch) {
   int hd = c.shape.head_dim, group = c.group(), first = block * kMergedAtOnce, most = 0;
   int queries = std::min(c.rows * group - first, kMergedAtOnce);
-  alignas(64) int firsts[kMergedAtOnce] = {}, stops[kMergedAtOnce] = {};
+  alignas(64) int firsts[kMergedAtOnce] = {}, stops[kMergedAtOnce] = {}, apart[kMergedAtOnce] = {};
   bool any = false;
   for (int q = 0; q < queries; ++q) {
     const RowView& row = plan.rows[(first + q) / group];
     firsts[q] = row.first_split();
-    stops[q] = firsts[q] + row.splits();
+    stops[q] = row.end_split();
+    apart[q] = row.apart();
     most = std::max(most, stops[q]);
     any = any || row.splits() > 1;
   }
   if (!any) return;
   size_t from = c.first_query(kv_head, 0) + first, stride = c.split_queries();
-  Ints from_split = load(firsts), to_split = load(stops);
-  auto has = [&](int s) -> Mask { return greater(to_split, broadcast(s)) & at_least(broadcast(s), from_split); };
+  Ints from_split = load(firsts), to_split = load(stops), also_first = load(apart);
+  auto has = [&](int s) -> Mask {
+    return (greater(to_split, broadcast(s)) & at_least(broadcast(s), from_split)) | greater(also_first, broadcast(s));
+  };
   auto those_of = [&](const float* all, int s) {  // zeros for queries that the split isn't of
     return select(has(s), load_first(all + s * stride + from, queries), zeros());
   };
@@ -252,12 +256,12 @@ inline void merge_splits(const AttentionCall& c, const AttentionPlan& plan, int 
   alignas(64) float inverse[kMergedAtOnce];
   store(inverse, broadcast(1.0f) / total);
   for (int q = 0; q < queries; ++q) {
-    if (stops[q] - firsts[q] <= 1) continue;
+    if (stops[q] - firsts[q] + apart[q] <= 1) continue;
     int row = (first + q) / group, head = kv_head * group + (first + q) % group;
     bf16* out = c.out + (static_cast<size_t>(row) * c.heads + head) * hd;
     for (int d = 0; d < hd; d += 32) {
       Floats left = zeros(), right = left;
-      for (int s = firsts[q]; s < stops[q]; ++s) {
+      for (int s = apart[q] ? 0 : firsts[q]; s < stops[q]; s = std::max(s + 1, firsts[q])) {
         const float* o = c.partial + (s * stride + from + q) * hd + d;
         Floats factor = broadcast(factors[s * kMergedAtOnce + q]);
         left = fmadd(factor, load(o), left);

@@ -34,15 +34,25 @@ struct Batch {  // R rows of B requests, laid end to end; see `ForwardBatch`
   int page_of(int request, int index) const { return page_table[request * max_pages + index / kPage]; }
 };
 
+struct Window {  // how far rows see back; see attention/layout.py
+  int size = 0;            // how many tokens a row sees at most, its own included; 0: all
+  int sinks = 0;           // the sequence's first tokens, which it sees besides; less than a page
+  bool of_prefix = false;  // a tree's row sees `size` of the prefix, and all of its ancestors
+};
+
 // What a row sees, worked out once per forward.
 struct RowView {
   int request, index;  // where its own key and value are written
   int length;          // of its logical sequence, itself included
   int start = 0;       // the first logical index it sees; above 0 with a sliding window
+  int sinks = 0;       // indices before `start` that it sees, too: 0 .. sinks - 1
   bool contiguous;     // its slots are in logical order
   uint64_t mask;       // the window entries it sees; 0 in a causal batch
   int first_split() const { return start / kSplit; }
-  int splits() const { return (length + kSplit - 1) / kSplit - first_split(); }  // of which it sees some keys
+  int end_split() const { return (length + kSplit - 1) / kSplit; }
+  bool apart() const { return sinks && first_split() > 0; }  // its sinks are in a split before those
+  int splits() const { return end_split() - first_split() + apart(); }  // of which it sees some keys
+  bool sees(int split) const { return (split >= first_split() && split < end_split()) || (split == 0 && apart()); }
 };
 
 struct Unit {
@@ -50,10 +60,12 @@ struct Unit {
   bool contiguous;          // all of its rows are
   int length, shortest;     // the longest and the shortest of its rows' sequences
   int earliest, latest;     // of their starts
+  int sinks = 0;            // the most that one of its rows has
   int part = 0, parts = 1;  // its number among the units of its split, and how many those are
   int next_split = 0;       // the first unit of the next split or request; 0: there is none
-  int begin() const { return std::max(split * kSplit, earliest / kPage * kPage); }
-  int end() const { return std::min(length, (split + 1) * kSplit); }
+  bool first_of_sinks() const { return split == 0 && sinks; }
+  int begin() const { return first_of_sinks() ? 0 : std::max(split * kSplit, earliest / kPage * kPage); }
+  int end() const { return first_of_sinks() && earliest >= kSplit ? sinks : std::min(length, (split + 1) * kSplit); }
 };
 
 struct AttentionPlan {
@@ -61,8 +73,7 @@ struct AttentionPlan {
   std::vector<Unit> units;
   int max_splits = 1;
 
-  // window: how many tokens a row sees at most, its own included; 0: all.
-  void build(const Batch& b, int unit_rows, int window) {
+  void build(const Batch& b, int unit_rows, Window window) {
     rows.resize(b.rows);
     units.clear();
     max_splits = 1;
@@ -71,13 +82,14 @@ struct AttentionPlan {
       int prefix = b.prefix_length[r];
       for (int i = b.row_start[r]; i < b.row_start[r + 1]; ++i) {
         int slot = b.window_offset[r] + i - b.row_start[r];
-        RowView v{r, prefix + slot, prefix + slot + 1, 0, true, 0};
+        RowView v{r, prefix + slot, prefix + slot + 1, 0, 0, true, 0};
         if (b.window_mask) {
           v.mask = b.window_mask[i];
           v.length = prefix + __builtin_popcountll(v.mask);
           v.contiguous = (v.mask & (v.mask + 1)) == 0;
         }
-        if (window && v.length > window) v.start = v.length - window;
+        int seen = b.window_mask && window.of_prefix ? prefix : v.length;
+        if (window.size && seen - window.size > window.sinks) v.start = seen - window.size, v.sinks = window.sinks;
         rows[i] = v;
       }
       int splits = 1;
@@ -92,9 +104,10 @@ struct AttentionPlan {
             if (rows[j].length < u.shortest) u.shortest = rows[j].length;
             u.earliest = std::min(u.earliest, rows[j].start);
             u.latest = std::max(u.latest, rows[j].start);
+            u.sinks = std::max(u.sinks, rows[j].sinks);
           }
           splits = std::max(splits, (u.length + kSplit - 1) / kSplit);
-          if (split * kSplit >= u.length || (split + 1) * kSplit <= u.earliest) continue;
+          if (split * kSplit >= u.length || ((split + 1) * kSplit <= u.earliest && !u.first_of_sinks())) continue;
           u.part = static_cast<int>(units.size()) - first;
           units.push_back(u);
         }

@@ -141,7 +141,7 @@ void fledge_decoder_forward(const Decoder* d, const Batch* batch, bf16* kv, int6
   for (int windowed = 0; windowed < 2; ++windowed) {
     auto is_such = [&](const Layer& l) { return l.windowed == windowed; };
     if (std::none_of(d->layer, d->layer + d->layers, is_such)) continue;
-    ws.plans[windowed].build(b, rows_per_unit(s.heads / s.kv_heads), windowed ? d->window : 0);
+    ws.plans[windowed].build(b, rows_per_unit(s.heads / s.kv_heads), {windowed ? d->window : 0});
     splits = std::max(splits, ws.plans[windowed].max_splits);
   }
   ws.ensure(s, b.rows, s.hidden, splits, t.size);
@@ -212,7 +212,7 @@ void fledge_head_forward(const DraftHead* h, const Batch* batch, bf16* kv, int64
   const Shape& s = h->shape;
   const HeadOutputs& out = *outputs;
   Workspace& ws = workspace;
-  ws.plans[0].build(b, rows_per_unit(s.heads / s.kv_heads), 0);
+  ws.plans[0].build(b, rows_per_unit(s.heads / s.kv_heads), {h->window, h->sinks, true});
   int fused = 3 * h->target_hidden, inputs = std::max(2 * s.hidden, fused);
   ws.ensure(s, b.rows, inputs, ws.plans[0].max_splits, t.size);
   KvShape kv_shape{1, static_cast<int>(pages), s.kv_heads, s.head_dim};

@@ -40,7 +40,8 @@ constexpr int kMostHeadVectors = 16, kMostCandidates = 256;
 struct DraftHead {
   fledge::Shape shape;
   int target_hidden, draft_vocabulary;
-  int switches;  // bits of HeadSwitch
+  int switches;       // bits of HeadSwitch
+  int window, sinks;  // see fledge::Window
   fledge::Layer layer;
   const fledge::Weight* embedding;
   const fledge::Weight *fc, *lm_head;

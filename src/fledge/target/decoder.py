@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fledge.attention import Attention, paged_attention
+from fledge.attention import Attention, Window, paged_attention
 from fledge.native.abi import MOST_NODES
 from fledge.native.ops import pages_of_zeros
 from fledge.target.batch import ForwardBatch, ForwardOutput, LogitsMode
@@ -70,12 +70,12 @@ class TorchDecoder:
         c = self.config
         positions = batch.positions.long()
 
-        def prepare(window: int, angles: tuple[Tensor, Tensor]) -> tuple[Attention, tuple[Tensor, Tensor]]:
+        def prepare(window: Window, angles: tuple[Tensor, Tensor]) -> tuple[Attention, tuple[Tensor, Tensor]]:
             cos, sin = angles
             return paged_attention(batch, self.page_size, window), (cos[positions], sin[positions])
 
-        whole = prepare(0, self._angles)
-        windowed = prepare(c.window, self._window_angles) if c.windowed_layers else whole
+        whole = prepare(Window(), self._angles)
+        windowed = prepare(Window(c.window), self._window_angles) if c.windowed_layers else whole
         x = F.embedding(batch.token_ids.long(), self._weights.embedding)  # [R, H]
         if c.embedding_scale != 1.0:
             x = x * torch.tensor(c.embedding_scale, dtype=self.dtype)

@@ -28,6 +28,7 @@ struct FledgeBlock {
   const int64_t* rows;  // [b * q], supervised row; padding repeats one
   const int32_t* seen;  // [b * q], step-0 keys the row sees; 0: padding
   int64_t b, q, kv, group, width, keys, steps;
+  int64_t window, sinks;  // of step-0 keys a row sees the last `window`, 0: all, and the first `sinks`
   int64_t key_stride, value_stride;  // between rows of own keys and values
   const bf16* own_keys[kMostSteps];  // [S, kv * width] of each later step
   const bf16* own_values[kMostSteps];
@@ -61,6 +62,7 @@ inline float dot(const float* a, const bf16* b, int64_t width) {
 // A query row's place in the block.
 struct Place {
   int64_t row, seen, head, first;  // first: of its `group` rows in [b, kv, q, group]
+  int64_t kept, start;             // it sees step-0 keys 0 .. kept and start .. seen
   Place(const FledgeBlock& block, int64_t item) {
     int64_t query = item % block.q, rest = item / block.q;
     head = rest % block.kv;
@@ -68,6 +70,8 @@ struct Place {
     row = block.rows[flat];
     seen = block.seen[flat];
     first = item * block.group;
+    start = block.window ? std::max<int64_t>(seen - block.window, 0) : 0;
+    kept = std::min(block.sinks, start);
   }
 };
 
@@ -106,20 +110,27 @@ void fledge_attend(const FledgeBlock* p, const float* query, const float* scores
         float* own = own_weights + r * block.steps;
         std::memset(weight + place.seen, 0, sizeof(bf16) * (block.keys - place.seen));
         if (!place.seen) continue;
-        float highest = score[0], total = 0;
-        for (int64_t i = 1; i < place.seen; ++i) highest = std::max(highest, score[i]);
+        std::memset(weight + place.kept, 0, sizeof(bf16) * (place.start - place.kept));
+        float highest = score[place.start], total = 0;
+        for (int64_t i = 0; i < place.kept; ++i) highest = std::max(highest, score[i]);
+        for (int64_t i = place.start; i < place.seen; ++i) highest = std::max(highest, score[i]);
         for (int64_t s = 0; s < block.steps; ++s) {
           const bf16* key = block.own_keys[s] + place.row * block.key_stride + place.head * block.width;
           own[s] = dot(q, key, block.width);
           highest = std::max(highest, own[s]);
         }
-        for (int64_t i = 0; i < place.seen; ++i) {
-          values[i] = fast_exp(score[i] - highest);
-          total += values[i];
-        }
+        auto weigh = [&](int64_t low, int64_t high) {
+          for (int64_t i = low; i < high; ++i) {
+            values[i] = fast_exp(score[i] - highest);
+            total += values[i];
+          }
+        };
+        weigh(0, place.kept);
+        weigh(place.start, place.seen);
         for (int64_t s = 0; s < block.steps; ++s) total += own[s] = fast_exp(own[s] - highest);
         float scale = 1.0f / total;
-        for (int64_t i = 0; i < place.seen; ++i) weight[i] = round_bf16(values[i] * scale);
+        for (int64_t i = 0; i < place.kept; ++i) weight[i] = round_bf16(values[i] * scale);
+        for (int64_t i = place.start; i < place.seen; ++i) weight[i] = round_bf16(values[i] * scale);
         for (int64_t s = 0; s < block.steps; ++s) own[s] *= scale;
         log_sum[(place.row * block.kv + place.head) * block.group + g] = highest + std::log(total);
       }
@@ -171,6 +182,8 @@ void fledge_attend_back(const FledgeBlock* p, const float* query, const float* s
       bf16 *weight = weights + r * block.keys, *d_score = d_scores + r * block.keys;
       std::memset(weight + place.seen, 0, sizeof(bf16) * (block.keys - place.seen));
       std::memset(d_score + place.seen, 0, sizeof(bf16) * (block.keys - place.seen));
+      std::memset(weight + place.kept, 0, sizeof(bf16) * (place.start - place.kept));
+      std::memset(d_score + place.kept, 0, sizeof(bf16) * (place.start - place.kept));
       if (!place.seen) continue;
       const float *q = query + r * width, *d = slope + r * width;
       float along = dot(d, output + head * width, width), *dq = d_query + r * width;
@@ -187,11 +200,15 @@ void fledge_attend_back(const FledgeBlock* p, const float* query, const float* s
         }
       }
       const float *score = scores + r * block.keys, *dw = d_weights + r * block.keys;
-      for (int64_t i = 0; i < place.seen; ++i) {
-        float w = fast_exp(score[i] - log_sum[head]);
-        weight[i] = round_bf16(w);
-        d_score[i] = round_bf16(w * (dw[i] - along));
-      }
+      auto slopes = [&](int64_t low, int64_t high) {
+        for (int64_t i = low; i < high; ++i) {
+          float w = fast_exp(score[i] - log_sum[head]);
+          weight[i] = round_bf16(w);
+          d_score[i] = round_bf16(w * (dw[i] - along));
+        }
+      };
+      slopes(0, place.kept);
+      slopes(place.start, place.seen);
     }
     if (!place.seen) continue;
     for (int64_t s = 0; s < block.steps; ++s) {

@@ -4,8 +4,9 @@
                      0  1 .. p  p+1 ..    (p, 1)  (p, 2) .. (p, j)
     p = 1, j = 2     x  x                   x       x
 
-Queries are the S supervised rows, step-0 keys all T rows. Conversations of like length form a block, padded to a
-rectangle; a block's scores fit the cache. They are recomputed in the backward pass.
+A head's window leaves the last step-0 keys and the first ones. Queries are the S supervised rows, step-0 keys all
+T rows. Conversations of like length form a block, padded to a rectangle; a block's scores fit the cache. They are
+recomputed in the backward pass.
 """
 
 from __future__ import annotations

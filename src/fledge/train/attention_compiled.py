@@ -87,6 +87,8 @@ class _Call:
             sizes.head_dim,
             block.keys.shape[1],
             steps,
+            sizes.window,
+            sizes.sinks,
             _stride(own_keys),
             _stride(own_values),
             (c_void_p * MAX_STEPS)(*(t.data_ptr() for t in own_keys)),

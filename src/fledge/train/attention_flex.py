@@ -21,8 +21,8 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 from fledge.train.blocks import Sizes
 
 
-def conversation_mask(positions: Tensor, rows: Tensor) -> BlockMask:
-    """The step-0 keys that each query sees: those of its own conversation, up to its own position.
+def conversation_mask(positions: Tensor, rows: Tensor, sizes: Sizes) -> BlockMask:
+    """The step-0 keys that each query sees: those of its own conversation, up to its own position, within the window.
 
     positions: [T] within conversations laid end to end; rows: [S] the supervised ones, which are the queries.
     """
@@ -30,7 +30,11 @@ def conversation_mask(positions: Tensor, rows: Tensor) -> BlockMask:
     query_owner, query_position = owner[rows], positions[rows]
 
     def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (query_owner[q] == owner[k]) & (positions[k] <= query_position[q])
+        seen = (query_owner[q] == owner[k]) & (positions[k] <= query_position[q])
+        if sizes.window:
+            near = positions[k] > query_position[q] - sizes.window
+            seen = seen & (near | (positions[k] < sizes.sinks))
+        return seen
 
     return create_block_mask(sees, None, None, len(rows), len(positions), device=positions.device)
 

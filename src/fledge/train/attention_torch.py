@@ -73,7 +73,10 @@ class _Floats(NamedTuple):
         # A padded query sees one key, so that its softmax stays finite; its output is unused.
         seen = block.seen.clamp_min(1)[:, None, :, None, None]
         scaled = _to_block(block, sizes, query, sizes.group) * sizes.head_dim**-0.5
-        return cls(scaled, keys, values, own[:steps], own[steps:], index >= seen)
+        hidden = index >= seen
+        if sizes.window:
+            hidden = hidden | ((index < seen - sizes.window) & (index >= sizes.sinks))
+        return cls(scaled, keys, values, own[:steps], own[steps:], hidden)
 
     def scores(self) -> Tensor:
         """[b, kv, Q, g, L + j]: step-0 keys, then own keys."""

@@ -15,11 +15,13 @@ _BLOCK_SCORES = 1 << 18  # query rows * keys of a block, per head: fits the cach
 
 
 class Sizes(NamedTuple):
-    """Heads of the layer."""
+    """Heads of the layer, and its window as `HeadConfig` has it."""
 
     heads: int
     kv_heads: int
     head_dim: int
+    window: int = 0
+    sinks: int = 0
 
     @property
     def group(self) -> int:

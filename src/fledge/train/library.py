@@ -37,7 +37,7 @@ class FledgeBlock(Structure):
     _fields_ = [
         ("rows", c_void_p),
         ("seen", c_void_p),
-        *((name, c_int64) for name in ("b", "q", "kv", "group", "width", "keys", "steps")),
+        *((name, c_int64) for name in ("b", "q", "kv", "group", "width", "keys", "steps", "window", "sinks")),
         *((name, c_int64) for name in ("key_stride", "value_stride")),
         *((name, c_void_p * MAX_STEPS) for name in ("own_keys", "own_values")),
         ("threads", c_int),

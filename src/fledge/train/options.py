@@ -47,6 +47,12 @@ class TrainOptions(_HeadSwitches):
         ge=1,
         description="tokens the head can propose, most frequent first; null: 8,192, or those of init_head",
     )
+    window: int | None = Field(
+        None,
+        ge=0,
+        description="sliding window: the last tokens of the context that the head attends to, besides the first four "
+        "and what it has drafted; 0: all. null: all, or the window of init_head. Only fledge serves such heads",
+    )
     head: HeadOptions = Field(HeadOptions(), description="sizes of a new head's layer")
     candidates: int | None = Field(
         None,

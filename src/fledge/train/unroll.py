@@ -5,6 +5,8 @@
     1       embed(x[p+2]), output of step 0     p+1     x[p+3]      the same, and its own key of step 1
     2       embed(x[p+3]), output of step 1     p+2     x[p+4]      the same, and its own keys of steps 1 and 2
 
+A window of the head leaves it the last keys of step 0 up to p, and the first ones.
+
 This is what drafting does, from every position at once. Only step 0 runs over prompts, for its keys; everything else
 runs over the S supervised rows. The embedding half of the input is the same at every step up to a shift by one row, so
 it is projected once.
@@ -52,7 +54,9 @@ class UnrolledHead:
             device
         )  # rows are cast: a copy of all would be the largest tensor here
         self._flex = device.type == "cuda"
-        self._sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._sizes = Sizes(
+            config.num_heads, config.num_kv_heads, config.head_dim, config.window, config.sinks
+        )
         self._rope = self._rope_tables(_FIRST_POSITIONS)
 
     def unroll(self, batch: TrainBatch, steps: int) -> Iterator[Tensor]:
@@ -76,7 +80,9 @@ class UnrolledHead:
         query, residual, from_embedding = (
             TakeRows.apply(x, batch.rows) for x in (query, residual, from_embedding)
         )
-        mask = attention_flex.conversation_mask(batch.positions, batch.rows) if self._flex else None
+        mask = None
+        if self._flex:
+            mask = attention_flex.conversation_mask(batch.positions, batch.rows, self._sizes)
         own_keys: list[Tensor] = []
         own_values: list[Tensor] = []
         for step in range(steps):
