@@ -161,7 +161,7 @@ def test_a_head_of_speculators_loads_with_all_that_its_layers_class_writes(
         ("sglang", "", {"sliding_window": None, "sliding_window_sinks": 4}, "sliding_window=null"),
         ("sglang", "", {"attention_chunk_size": 64}, "attention_chunk_size=64"),
         # Other drafters.
-        ("sglang", "", {"architectures": ["LlamaForCausalLMEagle4"]}, "LlamaForCausalLMEagle4"),
+        ("sglang", "", {"architectures": ["LlamaForCausalLMPEagle"]}, "LlamaForCausalLMPEagle"),
         ("sglang", "", {"architectures": ["PEagleDraftModel"]}, "PEagleDraftModel"),
         ("vllm", "", {"architectures": ["EagleLlama4ForCausalLM"]}, "EagleLlama4ForCausalLM"),
         (

@@ -18,12 +18,15 @@ from fledge.draft.provenance import HeadMetadata
 from fledge.draft.runner import TorchHeadRunner
 from fledge.heads import Head
 from fledge.heads.checkpoint import write_head
-from fledge.heads.forms import FORMS, Form
+from fledge.heads.forms import FORMS as ALL_FORMS
+from fledge.heads.forms import Form
 from fledge.target import Target
 from fledge.target.batch import ForwardBatch
 from tests.heads.tiny_head import KINDS, estimating, load_tiny_target, random_head
 from tests.interop import interpreter
 from tests.tiny import TinyShape, save_tiny_target
+
+FORMS = tuple(form for form in ALL_FORMS if form != "eagle4")  # those of any draft vocabulary
 
 
 def bf16(head: Head) -> Head:
@@ -90,6 +93,44 @@ def test_candidates_are_saved_and_read_and_left_out_for_other_engines(
         assert exported.config.candidates == 0
         assert torch.equal(exported.weights.lm_head, head.weights.lm_head)
         assert "efficient" not in (tmp_path / form / "config.json").read_text()
+
+
+def test_an_eagle4_head_goes_out_and_comes_back(target: Target, tmp_path: Path) -> None:
+    whole = bf16(random_head(target, size=target.config.vocab_size, **KINDS["eagle3.1"]))
+    head = estimating(whole).with_window(48, keeps_first=False)
+    head.save(str(tmp_path / "own"))
+    export_head(str(tmp_path / "own"), str(tmp_path / "out"), form="eagle4", target=str(target.folder))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    names = set(safetensors.torch.load_file(tmp_path / "out" / "model.safetensors"))
+    assert config["architectures"] == ["LlamaForCausalLMEagle4"]
+    assert (config["model_type"], config["num_hidden_layers"], config["sliding_window"]) == ("llama", 1, 48)
+    assert config["efficient_lm_head_config"] == {"type": "low_rank", "rank": 32, "num_candidates": 8}
+    assert not {"fledge", "draft_vocab_size", "sliding_window_sinks"} & config.keys()
+    assert {"lm_head.weight", "embed_tokens.weight", "efficient_lm_head.weight"} <= names
+    assert {"efficient_lm_head_down_proj.weight", "layers.0.hidden_norm.weight"} <= names
+    assert not {"d2t", "t2d"} & names
+    import_head(str(tmp_path / "out"), str(tmp_path / "back"), target=str(target.folder))
+    back = Head.load(str(tmp_path / "back"))
+    own = replace(head.weights, embedding=target.weights.embedding.bfloat16())
+    assert first_difference(Head(head.config, own), back) is None
+    assert back.config == head.config
+    assert torch.equal(logits(back, target), logits(head, target))
+
+
+def test_what_eagle4_cant_hold_is_refused(target: Target, tmp_path: Path) -> None:
+    few = bf16(random_head(target))
+    whole = bf16(random_head(target, size=target.config.vocab_size))
+    for name, head, message in (
+        ("few", few, "96 of 512 tokens: train it on with train.init_head and train.draft_vocab_size=512"),
+        ("first", whole.with_window(9), "sliding_window"),
+    ):
+        head.save(str(tmp_path / name))
+        with pytest.raises(HeadError, match=message):
+            export_head(str(tmp_path / name), str(tmp_path / "out"), form="eagle4", target=str(target.folder))
+        assert not (tmp_path / "out").exists()
+    whole.save(str(tmp_path / "whole"))
+    with pytest.raises(HeadError, match="name the target"):
+        export_head(str(tmp_path / "whole"), str(tmp_path / "out"), form="eagle4")
 
 
 def test_candidates_that_cant_be_computed_are_refused(head: Head, tmp_path: Path) -> None:

@@ -64,9 +64,10 @@ def export_head(
     head = named or Head.load(_source(source, loaded))
     if loaded is not None:
         head = _fitted(head, loaded)
-    if embedding is None and chosen == "eagle" and loaded is not None:
+    if embedding is None and chosen in ("eagle", "eagle4") and loaded is not None:
         embedding = True
-    head = _embedded(head, loaded, wanted=embedding).scoring_all()
+    head = _embedded(head, loaded, wanted=embedding)
+    head = head if chosen == "eagle4" else head.scoring_all()
     for name, known in head.config.engines.items():
         forms = [one for one in FORMS if one in known]
         if chosen not in forms:

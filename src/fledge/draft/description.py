@@ -108,7 +108,8 @@ class HeadConfig:
     @property
     def engines(self) -> Mapping[str, Collection[str]]:
         """Forms whose engines compute what it has besides EAGLE-3's layer, by the name of that in config.json."""
-        windowed: dict[str, Collection[str]] = {WINDOW: ()} if self.window else {}
+        known = () if self.sinks else ("eagle4",)
+        windowed: dict[str, Collection[str]] = {WINDOW: known} if self.window else {}
         return {name: SWITCHES[name].forms for name in self.switches} | windowed
 
     @property
@@ -181,7 +182,7 @@ def _norm(name: str) -> TensorInfo:
     return TensorInfo((name,), lambda c: (c.hidden_size,), initial=1.0)
 
 
-_NEWER = ("sglang", "specforge", "eagle", "vllm", "speculators")  # forms that know EAGLE-3.1
+_NEWER = ("sglang", "specforge", "eagle", "vllm", "speculators", "eagle4")  # forms that know EAGLE-3.1
 # By field of HeadConfig. Kernels know them as bits, in this order.
 SWITCHES: Mapping[str, Switch] = {
     "fc_norm": Switch("EAGLE-3.1: a norm on each of the three features", "EAGLE-3.1", _NEWER),

@@ -18,6 +18,7 @@ _SERVE = {
     "vllm": "vllm serve {target} --speculative-config \\\n"
     '    \'{{"method": "eagle3", "model": "{head}", "num_speculative_tokens": 3}}\'',
     "gguf": llama_server.command("{target}.gguf", "{head}.gguf"),
+    "eagle4": "fledge serve {target} --head {head}",
     "eagle": "EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={head!r}, use_eagle3=True)",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 from fledge.draft.description import SINKS, SWITCHES, WINDOW, WINDOW_SINKS
 from fledge.target.rope_fields import rope_parameters, rotary_share
 
+EAGLE4 = "LlamaForCausalLMEagle4"  # the class of a head with a window and candidates
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 OTHER_LAYER_IDS = ("target_layer_ids", "target_hidden_layer_ids")  # whose convention isn't known
 
@@ -125,8 +126,10 @@ def _neutral(name: str, value: Any) -> bool:
 
 
 def _other_drafter(architecture: str) -> bool:
-    """True for the class of another drafter, such as EAGLE-4 or P-EAGLE; many EAGLE-3 heads name Llama's."""
+    """True for the class of another drafter, such as P-EAGLE; many EAGLE-3 heads name Llama's."""
     name = architecture.lower()
+    if architecture == EAGLE4:
+        return False
     if "eagle3" in name:
         return "deepseek" in name  # latent attention
     return any(kind in name for kind in ("eagle", "dflash", "dspark", "medusa", "mtp", "draft"))

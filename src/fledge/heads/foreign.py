@@ -4,6 +4,7 @@ form                      recognised by                    differences removed h
 SGLang, EAGLE, SpecForge  LlamaForCausalLMEagle3           none: `midlayer.*`, flat config (older: `aux_norm_low`)
 vLLM                      Eagle3LlamaForCausalLM           `layers.0.*`, `model.` prefix
 speculators               speculators_model_type           nested `transformer_layer_config`, `layers.0.*`
+EAGLE-4                   LlamaForCausalLMEagle4           `layers.0.*`, all tokens, a window without sinks
 """
 
 from __future__ import annotations
@@ -15,9 +16,18 @@ import torch
 from torch import Tensor
 
 from fledge.base.errors import HeadError
-from fledge.draft.description import LAYER, SWITCHES, TENSORS, HeadConfig, HeadWeights, TensorInfo
+from fledge.draft.description import (
+    LAYER,
+    SWITCHES,
+    TENSORS,
+    WINDOW,
+    WINDOW_SINKS,
+    HeadConfig,
+    HeadWeights,
+    TensorInfo,
+)
 from fledge.draft.provenance import HeadMetadata
-from fledge.heads.fields import LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields, window_fields
+from fledge.heads.fields import EAGLE4, LAYER_IDS, OTHER_LAYER_IDS, unsupported_fields, window_fields
 from fledge.heads.forms import CANDIDATES, LATER_LAYER, LOW_RANK
 from fledge.target.rope_fields import read_rope
 
@@ -67,6 +77,8 @@ def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -
         flat = {**layer, **outer}
     if flat.get(CANDIDATES):
         flat["candidates"] = _read_candidates(flat[CANDIDATES])
+    if EAGLE4 in (flat.get("architectures") or ()) and flat.get(WINDOW):
+        flat.setdefault(WINDOW_SINKS, 0)
     if flat.get("use_aux_norm"):
         flat["fc_norm"] = True  # its name in older versions of SGLang
     if "fc.weight" in named:
@@ -80,7 +92,7 @@ def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -
 
 
 def _read_candidates(fields: Any) -> int:
-    """How many candidates a head's EAGLE-4 field names; raises a ValueError for another kind of estimate."""
+    """The number of candidates that a head's EAGLE-4 field names; raises a ValueError for another kind of estimate."""
     kind, count = fields.get("type", LOW_RANK), fields.get("num_candidates")
     if kind != LOW_RANK or not isinstance(count, int) or count < 1:
         raise ValueError(

@@ -6,6 +6,7 @@ specforge     the same file: what SpecForge writes is what SGLang loads
 eagle         midlayer.        flat, with the embedding where it is known       default layers only
 vllm          layers.0.        flat, Eagle3LlamaForCausalLM                     top level, layers whose input is read
 speculators   layers.0.        nested transformer_layer_config, eagle3          top level, layers whose input is read
+eagle4        layers.0.        flat, LlamaForCausalLMEagle4, no other fields    nested, always; the whole vocabulary
 
 llama.cpp's is one file (`gguf.py`).
 
@@ -23,9 +24,10 @@ from fledge.base.errors import HeadError
 from fledge.draft.description import LAYER, SWITCHES, TENSORS, WINDOW, WINDOW_SINKS, HeadConfig
 from fledge.draft.provenance import HeadMetadata, HeadParts
 from fledge.draft.vocabulary import DraftVocabulary
+from fledge.heads.fields import EAGLE4, LAYER_IDS
 from fledge.target.config import engine_feature_layers
 
-Form = Literal["sglang", "specforge", "eagle", "vllm", "speculators"]
+Form = Literal["sglang", "specforge", "eagle", "vllm", "speculators", "eagle4"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 LATER_LAYER = "layers.0"
@@ -44,11 +46,13 @@ def form_tensors(
     head: HeadParts, form: Form, dtype: torch.dtype | None = torch.bfloat16
 ) -> dict[str, Tensor]:
     """The head's tensors under the form's names; `dtype` None keeps each tensor's own."""
-    later = form in ("vllm", "speculators")
+    later = form in ("vllm", "speculators", "eagle4")
     named = {
         name.replace(f"{LAYER}.", f"{LATER_LAYER}.") if later else name: tensor.to(dtype or tensor.dtype)
         for name, tensor in canonical_tensors(head).items()
     }
+    if form == "eagle4":
+        return {name: tensor.contiguous() for name, tensor in named.items()}
     named["d2t"] = head.weights.d2t.long()
     vocabulary = DraftVocabulary.from_offsets(head.weights.d2t, head.config.vocab_size)
     named["t2d"] = vocabulary.t2d
@@ -69,6 +73,8 @@ def form_config(head: HeadParts, form: Form, dtype: torch.dtype) -> dict[str, An
     """config.json of the form."""
     c, m = head.config, head.metadata
     torch_dtype = str(dtype).removeprefix("torch.")
+    if form == "eagle4":
+        return _eagle4_config(head, torch_dtype)
     if form == "speculators":
         return _speculators_config(c, m, torch_dtype)
     flat = {
@@ -107,6 +113,33 @@ def _layer_config(c: HeadConfig, torch_dtype: str) -> dict[str, Any]:
         "vocab_size": c.vocab_size,
         **({WINDOW: c.window, WINDOW_SINKS: c.sinks} if c.window else {}),
     }
+
+
+def _eagle4_config(head: HeadParts, torch_dtype: str) -> dict[str, Any]:
+    """EAGLE-4's, without provenance: its loaders refuse fields that they don't know."""
+    c = head.config
+    if c.draft_vocab_size != c.vocab_size:
+        raise HeadError(
+            f"an EAGLE-4 head scores the whole vocabulary, but this one {c.draft_vocab_size} of {c.vocab_size} tokens: "
+            f"train it on with train.init_head and train.draft_vocab_size={c.vocab_size}"
+        )
+    if head.weights.embedding is None:
+        raise HeadError("an EAGLE-4 head includes its target's embedding: name the target")
+    layer = _layer_config(c, torch_dtype)
+    layer.pop(WINDOW_SINKS, None)  # there are none in EAGLE-4
+    return {
+        "architectures": [EAGLE4],
+        **layer,
+        **dict.fromkeys(c.switches, True),
+        **_candidates(c),
+        **_nested_ids(list(head.metadata.feature_layers)),
+    }
+
+
+def _nested_ids(outputs: list[int]) -> dict[str, Any]:
+    if not outputs:
+        return {}
+    return {"eagle_config": {LAYER_IDS: outputs, "use_aux_hidden_state": True}}
 
 
 def _candidates(c: HeadConfig) -> dict[str, Any]:
@@ -155,7 +188,7 @@ def _layer_ids(m: HeadMetadata, form: Form) -> dict[str, Any]:
         )
     if form in ("vllm", "speculators"):
         return {"eagle_aux_hidden_state_layer_ids": [i + 1 for i in outputs]}
-    return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True}}
+    return _nested_ids(outputs)
 
 
 def _provenance(m: HeadMetadata) -> dict[str, Any]:

@@ -109,11 +109,14 @@ class Head:
         weights = replace(self.weights, candidate_up=None, candidate_down=None)
         return Head(config, weights, self.metadata, name=self.name)
 
-    def with_window(self, window: int | None) -> Head:
-        """This head with another sliding window; 0: with none, None: with its own."""
-        if window is None or window == self.config.window:
+    def with_window(self, window: int | None, *, keeps_first: bool = True) -> Head:
+        """This head with another sliding window; 0: with none, None: with its own.
+
+        `keeps_first`: it sees the first four tokens besides.
+        """
+        if window is None:
             return self
-        config = replace(self.config, window=window, sinks=SINKS if window else 0)
+        config = replace(self.config, window=window, sinks=SINKS if window and keeps_first else 0)
         return Head(config, self.weights, self.metadata, name=self.name)
 
     def fitted_to(self, target: Target) -> Head:

@@ -253,7 +253,7 @@ def new_head(
         sizes=train.head,
         metadata=metadata,
     )
-    return head.with_window(train.window)
+    return head.with_window(train.window, keeps_first=train.window_keeps_first)
 
 
 def vocabulary_counts(target: Target, samples: Sequence[FeatureSample]) -> Tensor:

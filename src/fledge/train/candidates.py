@@ -4,7 +4,8 @@
 
 Of all products of rank r the one with the least mean square error of the scores, over the head's outputs x, comes from
 the singular value decomposition of lm_head C^(1/2), C = mean of x x^T: scores of what the head never puts out may be
-wrong.
+wrong. From there, EAGLE-4's second stage can train the two matrices, with the rest of the head frozen: it minimises the
+forward KL from the exact scores' softmax to the estimates', over the outputs of all steps.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from fledge.train.options import TrainOptions
 logger = logging.getLogger("fledge")
 
 _ENOUGH_TOKENS = 30_000  # of conversations, for the second moment
+_RATE = 0.02  # of AdamW, relative to a matrix' root mean square
+_LOGITS = 1 << 22  # of a step, rows times tokens: what memory holds at once
 _LEAST = 1e-4  # of C's eigenvalues, relative to their mean: directions that the sample lacks are kept
 _MULTIPLE = 32  # of ranks, as the kernels want
 
@@ -46,11 +49,19 @@ def as_asked(
     parts = by_tokens(chosen, options.batch_tokens, lambda info: info.tokens)
     batches = (read_batch(source, infos, torch.float32, target.device) for infos in parts)
     read = (batch for batch in batches if batch is not None)
-    return with_candidates(head, target.ends, read, count=count, rank=rank, steps=options.ttt_steps)
+    steps = {"steps": options.ttt_steps, "train_steps": options.candidate_steps}
+    return with_candidates(head, target.ends, read, count=count, rank=rank, **steps)
 
 
 def with_candidates(
-    head: Head, ends: EndWeights[Tensor], batches: Iterable[TrainBatch], *, count: int, rank: int, steps: int
+    head: Head,
+    ends: EndWeights[Tensor],
+    batches: Iterable[TrainBatch],
+    *,
+    count: int,
+    rank: int,
+    steps: int,
+    train_steps: int = 0,
 ) -> Head:
     """The head with low-rank estimates of its lm_head, from its outputs over `steps` TTT steps of the batches.
 
@@ -61,10 +72,14 @@ def with_candidates(
         count: candidates that get exact scores.
         rank: r of the estimates.
         steps: TTT steps.
+        train_steps: of the second stage.
     """
     learner = Learner(head, ends, torch.float32, ends.embedding.device)
     outputs = (x for batch in batches for x in learner.outputs(batch, steps))
-    return estimated(head, second_moment(outputs), count=count, rank=rank)
+    if not train_steps:
+        return estimated(head, second_moment(outputs), count=count, rank=rank)
+    held = torch.cat([x.bfloat16().cpu() for x in outputs])
+    return refined(estimated(head, second_moment(held.split(4096)), count=count, rank=rank), held, train_steps)
 
 
 def second_moment(outputs: Iterable[Tensor]) -> Tensor:
@@ -98,3 +113,29 @@ def estimated(head: Head, moment: Tensor, *, count: int, rank: int) -> Head:
     logger.info("estimates of rank %d keep %.1f %% of the scores' variance", rank, 100 * kept)
     config = replace(head.config, candidates=count, candidate_rank=rank)
     return Head(config, weights, head.metadata, name=head.name)
+
+
+def refined(head: Head, outputs: Tensor, steps: int) -> Head:
+    """The head with its low-rank estimates trained for some steps of AdamW on its outputs [N, H]; float32."""
+    w = head.weights
+    assert w.candidate_up is not None
+    assert w.candidate_down is not None
+    lm_head = w.lm_head.float().cpu()
+    up, down = (t.float().cpu().clone().requires_grad_() for t in (w.candidate_up, w.candidate_down))
+    groups = [{"params": [t], "lr": _RATE * float(t.detach().square().mean().sqrt())} for t in (up, down)]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(0)
+    rows = max(64, _LOGITS // len(lm_head))
+    for _ in range(steps):
+        x = outputs[torch.randint(len(outputs), (rows,), generator=generator)].float()
+        with torch.no_grad():
+            wanted = (x @ lm_head.t()).softmax(-1)
+        loss = -(wanted * (x @ down.t() @ up.t()).log_softmax(-1)).sum(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    dtype = w.lm_head.dtype
+    trained = replace(w, candidate_up=up.detach().to(dtype), candidate_down=down.detach().to(dtype))
+    return Head(head.config, trained, head.metadata, name=head.name)

@@ -53,6 +53,10 @@ class TrainOptions(_HeadSwitches):
         description="sliding window: the last tokens of the context that the head attends to, besides the first four "
         "and what it has drafted; 0: all. null: all, or the window of init_head. Only fledge serves such heads",
     )
+    window_keeps_first: bool = Field(
+        True,
+        description="false: with a window the first four tokens are out of sight, too, as in EAGLE-4's engines",
+    )
     head: HeadOptions = Field(HeadOptions(), description="sizes of a new head's layer")
     candidates: int | None = Field(
         None,
@@ -65,6 +69,9 @@ class TrainOptions(_HeadSwitches):
         ge=32,
         multiple_of=32,
         description="rank of these estimates; null: as init_head, or a quarter of the hidden size",
+    )
+    candidate_steps: int = Field(
+        0, ge=0, description="steps that train these estimates when the head is finished; 0: their closed form alone"
     )
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"

@@ -44,7 +44,8 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
     if options.init_head is not None:
         base = Head.load(options.init_head).fitted_to(target)
         _warn_of_ignored_options(base, options)
-        head = Head(base.config, base.weights, HeadMetadata.of(target)).with_window(options.window)
+        head = Head(base.config, base.weights, HeadMetadata.of(target))
+        head = head.with_window(options.window, keeps_first=options.window_keeps_first)
         size = options.draft_vocab_size
         if size is not None and size != head.config.draft_vocab_size:
             vocabulary = DraftVocabulary.from_counts(counts, size, target.chat.turn_end_ids)
@@ -58,7 +59,7 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         else:
             keeps, sizes = options.init == "lm_head", options.head
             head = random_head(target, vocabulary, keep_output=keeps, switches=switches, sizes=sizes)
-        head = head.with_window(options.window)
+        head = head.with_window(options.window, keeps_first=options.window_keeps_first)
         covered = vocabulary.coverage
     logger.info(
         "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",

@@ -128,7 +128,7 @@ def train_fingerprint(
         started = sha256(b"".join(read_bytes(file) for file in files))
     chosen = target.config.chosen_layers
     unneeded = {"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"}
-    unneeded |= {name for name in ("candidates", "candidate_rank") if getattr(options, name) is None}
+    unneeded |= {"candidates", "candidate_rank", "candidate_steps", "window", "window_keeps_first"} - options.model_fields_set
     return make_fingerprint(
         {
             "stage": "train",
