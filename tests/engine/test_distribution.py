@@ -45,6 +45,10 @@ SETTINGS: dict[str, dict[str, object]] = {
         "frequency_penalty": 1.1,
     },
 }
+IN_SHORT = (
+    "top-k and min-p",
+    "penalties and bias",
+)  # the others are slow: test_sampling.py has their probabilities
 FEW, MANY, CHUNK = 2_500, 200_000, 4_096
 HALF = [token for token in range(VOCABULARY) if token % 4 > 1]  # the likeliest next token, but not the second
 
@@ -144,13 +148,16 @@ def share_the_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_forwards, "edited", edited)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [n if n in IN_SHORT else pytest.param(n, marks=pytest.mark.slow) for n in SETTINGS]
+)
 def test_answers_follow_the_exact_distribution(target: Target, name: str) -> None:
     params = settings_of(name)
     cells = cells_of(target, params)
     check(table_engine(target, cells), cells, params, FEW, least=0.001)
 
 
+@pytest.mark.slow
 def test_a_planted_bias_and_shared_penalties_are_noticed(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:

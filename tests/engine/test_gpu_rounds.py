@@ -38,10 +38,17 @@ _FAULTS = {
     "planted: a value is read while a round is recorded",
     "planted: another device",
 }
+_FORWARDS = "second device, forwards alone"
+# Between them all kinds of requests, both devices and recorded rounds; each takes seconds.
+_FEW = {"all kinds, 64", "starting anew, 4", "second device, 4", "recorded, filtered, 3", _FORWARDS}
+_ALL = {*_MOST, *_FAULTS, _FORWARDS}
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(_FEW, id="few"), pytest.param(_ALL, id="all", marks=pytest.mark.slow)],
+)
+def report(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """Of a process of its own, since torch itself is changed there."""
     compiler = find_compiler()
     if not compiler or "ziglang" in compiler or unfit_machine():
@@ -51,11 +58,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     pytest.importorskip(
         "triton", reason="the stand-in for a GPU counts Triton's launches, and it isn't installed"
     )
-    command = [sys.executable, "-m", "tests.engine.fake_gpu"]
+    command = [sys.executable, "-m", "tests.engine.fake_gpu", "--only", *sorted(request.param)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
-    assert set(found) == {*_MOST, *_FAULTS, "second device, forwards alone"}
+    assert set(found) == request.param
     return found
 
 
@@ -80,10 +87,12 @@ def test_the_host_waits_for_no_value_and_no_copy(report: dict[str, dict[str, Any
 
 
 def test_a_round_is_a_limited_number_of_launches(report: dict[str, dict[str, Any]]) -> None:
-    most = {name: max(report[name]["launches"]["decode"]) for name in _MOST}
+    most = {name: max(of["launches"]["decode"]) for name, of in report.items() if name in _MOST}
     assert {name: count for name, count in most.items() if count > _MOST[name]} == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("report", [_ALL], ids=["all"], indirect=True)
 def test_planted_faults_are_found(report: dict[str, dict[str, Any]]) -> None:
     """What the other tests say of the engine's own rounds, they would say of these."""
     reads, records, mixes = (report[name] for name in sorted(_FAULTS))

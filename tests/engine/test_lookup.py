@@ -153,8 +153,15 @@ def repeated(plain: Engine, prompts: list[list[int]]) -> list[Completion]:
     return plain.generate([prompt * 2 for prompt in prompts], max_tokens=40, ignore_eos=True)
 
 
-@pytest.mark.parametrize("shape", TREES, ids=str)
-@pytest.mark.parametrize("rate", [0.0, 0.6])
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [
+        pytest.param(shape, rate, marks=() if rate or shape == TREES[3] else pytest.mark.slow)
+        for shape in TREES
+        for rate in (0.0, 0.6)
+    ],
+    ids=str,
+)
 def test_greedy_output_equals_plain_decode(
     target: Target, repeated: list[Completion], prompts: list[list[int]], shape: TreeShape, rate: float
 ) -> None:
@@ -163,8 +170,15 @@ def test_greedy_output_equals_plain_decode(
     assert token_ids(answers) == token_ids(repeated)
 
 
-@pytest.mark.parametrize("shape", [TREES[0], TREES[3]], ids=str)
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("setting", "shape"),
+    [
+        pytest.param(setting, shape, marks=() if (number + place) % 2 else pytest.mark.slow)
+        for number, setting in enumerate(SETTINGS)
+        for place, shape in enumerate([TREES[0], TREES[3]])
+    ],
+    ids=str,
+)
 def test_sampled_output_equals_plain_sampled_output(
     target: Target, plain: Engine, prompts: list[list[int]], setting: dict[str, float], shape: TreeShape
 ) -> None:

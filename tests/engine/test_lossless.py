@@ -44,8 +44,15 @@ def test_plain_decode_equals_running_the_whole_context_for_every_token(
             context.append(token)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rate", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [
+        pytest.param(shape, rate, marks=() if rate == 0.6 or shape == SHAPES[2] else pytest.mark.slow)
+        for shape in SHAPES
+        for rate in (0.0, 0.6, 1.0)
+    ],
+    ids=str,
+)
 def test_greedy_tree_output_equals_plain_decode(
     target: Target, greedy: Greedy, prompts: list[list[int]], shape: TreeShape, rate: float
 ) -> None:
@@ -57,8 +64,15 @@ def test_greedy_tree_output_equals_plain_decode(
         assert (answer.stats.tau > 1) == (rate > 0)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-@pytest.mark.parametrize("shape", [TreeShape(3, 1, 4), TreeShape(5, 4, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("setting", "shape"),
+    [
+        pytest.param(setting, shape, marks=() if (number + place) % 2 else pytest.mark.slow)
+        for number, setting in enumerate(SETTINGS)
+        for place, shape in enumerate([TreeShape(3, 1, 4), TreeShape(5, 4, 16)])
+    ],
+    ids=str,
+)
 def test_sampled_output_equals_plain_sampled_output_for_the_same_seed(
     target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, setting: dict[str, float]
 ) -> None:

@@ -30,8 +30,15 @@ OPTIONS: list[dict[str, object]] = [
 SHAPES = [TreeShape(3, 1, 4), TreeShape(5, 4, 16)]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        pytest.param(options, shape, marks=() if (number + place) % 2 else pytest.mark.slow)
+        for number, options in enumerate(OPTIONS)
+        for place, shape in enumerate(SHAPES)
+    ],
+    ids=str,
+)
 def test_output_equals_plain_output_for_the_same_seed(
     target: Target, plain: Engine, prompts: list[list[int]], shape: TreeShape, options: dict[str, object]
 ) -> None:

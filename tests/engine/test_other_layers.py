@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +52,7 @@ class Served:
 OPTIONS: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        (name, backend)
-        for name in TARGETS
-        for backend in ("native", "torch")
-        if (name, backend) != NO_KERNELS
-    ],
-    ids="-".join,
-)
+@pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     architecture, backend = request.param
     folder = save_tiny_target(tmp_path_factory.mktemp("other"), architecture, **TARGETS[architecture])
@@ -83,7 +75,18 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Served(target, head, prompts, expected)
 
 
-@pytest.mark.parametrize("tree", [None, TreeShape(4, 3, 16), TreeShape(5, 1, 6)], ids=str)
+def cases() -> Iterator[Any]:
+    """All targets with a branching tree on both backends; of the others, those of the first target aren't slow."""
+    for name in TARGETS:
+        for backend in ("native", "torch"):
+            for tree in (None, TreeShape(4, 3, 16), TreeShape(5, 1, 6)):
+                often = name == next(iter(TARGETS)) or (tree is not None and tree.topk > 1)
+                if (name, backend) != NO_KERNELS:
+                    marks = () if often else pytest.mark.slow
+                    yield pytest.param((name, backend), tree, id=f"{name}-{backend}-{tree}", marks=marks)
+
+
+@pytest.mark.parametrize(("served", "tree"), cases(), indirect=["served"], scope="module")
 def test_answers_are_plain_decode_s(served: Served, tree: TreeShape | None) -> None:
     engine = Engine(served.target, served.head, tree=tree)
     for _ in range(2):  # the second time with prefix hits

@@ -14,8 +14,16 @@ from tests.engine.conftest import noisy_head
 from tests.learn.conftest import VOCABULARY
 
 
-@pytest.mark.parametrize("setting", [{}, {"temperature": 1.0, "seed": 5}], ids=str)
-@pytest.mark.parametrize("tree", [None, TreeShape(3, 2, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("setting", "tree"),
+    [
+        ({}, None),
+        ({"temperature": 1.0, "seed": 5}, TreeShape(3, 2, 8)),
+        pytest.param({}, TreeShape(3, 2, 8), marks=pytest.mark.slow),
+        pytest.param({"temperature": 1.0, "seed": 5}, None, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_answers_stay_the_same_when_the_head_changes_between_any_two_rounds(
     target: Target, prompts: list[list[int]], tree: TreeShape | None, setting: dict[str, object]
 ) -> None:

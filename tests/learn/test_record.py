@@ -43,8 +43,15 @@ def close(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     return bool(((mine.float() - theirs).norm(dim=1) <= 0.05 * theirs.norm(dim=1) + 1e-3).all())
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("setting", [{}, {"temperature": 1.0, "seed": 3}, {"logit_bias": {5: 1.0}}], ids=str)
+@pytest.mark.parametrize(
+    ("setting", "shape"),
+    [
+        pytest.param(setting, shape, marks=() if number == place else pytest.mark.slow)
+        for number, setting in enumerate([{}, {"temperature": 1.0, "seed": 3}, {"logit_bias": {5: 1.0}}])
+        for place, shape in enumerate(SHAPES)
+    ],
+    ids=str,
+)
 def test_recorded_states_are_those_of_a_forward_over_the_conversation(
     target: Target,
     prompts: list[list[int]],

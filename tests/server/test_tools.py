@@ -179,10 +179,19 @@ def test_functions_that_are_not_to_be_called_are_not_offered(calling: Running) -
         assert message.usage.prompt_tokens < 40
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("choice", "several"),
-    [("required", True), ("required", False), ({"type": "function", "function": {"name": "wait"}}, True)],
+    ("choice", "several", "stream"),
+    [
+        pytest.param(*choice, stream, marks=() if (number + stream) % 2 else pytest.mark.slow)
+        for number, choice in enumerate(
+            [
+                ("required", True),
+                ("required", False),
+                ({"type": "function", "function": {"name": "wait"}}, True),
+            ]
+        )
+        for stream in (False, True)
+    ],
 )
 def test_a_call_that_is_asked_for_is_made_with_arguments_of_its_schema(
     forced: Running, choice: Any, several: bool, stream: bool
