@@ -15,12 +15,14 @@ from fledge.engine.planner import RoundPlan
 from fledge.heads import Head
 from fledge.target.target import Target
 from tests.engine.conftest import SHAPES, Greedy, noisy_head
+from tests.heads.tiny_head import estimating
 
 
-@pytest.fixture(scope="module", params=[0, 9], ids=["whole", "windowed"])
+@pytest.fixture(scope="module", params=[0, 9], ids=["whole", "windowed, with candidates"])
 def head(request: pytest.FixtureRequest, target: Target) -> Head:
-    """The target's own last layer with random noise; one sees the whole context, one a window."""
-    return noisy_head(target).with_window(request.param)
+    """The target's own last layer with random noise; one sees a window, and estimates most scores."""
+    head = noisy_head(target)
+    return estimating(head.with_window(request.param)) if request.param else head
 
 
 @pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)

@@ -28,6 +28,7 @@ from fledge.target.target import Target
 from fledge.train.compare import TauDifference
 from fledge.train.options import TrainOptions
 from tests.data.conversation import conversation
+from tests.heads.tiny_head import estimating, random_head
 from tests.learn.conftest import VOCABULARY
 
 TRAIN = TrainOptions(ttt_steps=3, batch_tokens=256, draft_vocab_size=256, dtype="float32", learning_rate=3e-3)
@@ -105,6 +106,23 @@ def test_a_candidate_is_a_head_of_the_target_with_the_weights_that_were_measured
     head.check_target(target)
     assert head.metadata.training["steps"] == 3
     assert len(head.vocabulary) == TRAIN.draft_vocab_size
+
+
+def test_a_heads_low_rank_estimates_are_made_again_for_what_it_has_learnt(
+    target: Target, samples: list[FeatureSample]
+) -> None:
+    serving = estimating(random_head(target, size=256), count=20)
+    _, ring = student(target, samples)
+    options = LearnOptions(folder="none", train=TRAIN, memory_mb=16, start_tokens=100, passes=1000.0)
+    learning = Student(target, ring, options, serving)
+    for _ in range(3):
+        learning.step()
+    head = learning.candidate(measured(learning))
+    assert (head.config.candidates, head.config.candidate_rank) == (20, 32)
+    before, after = serving.weights.candidate_up, head.weights.candidate_up
+    assert before is not None
+    assert after is not None
+    assert not torch.equal(before, after)
 
 
 def test_candidates_are_averages_that_follow_closely_at_first_and_then_slowly(

@@ -27,7 +27,8 @@ from fledge.train.kernels import Kernels, LogitMeasures
 from fledge.train.weights import Weight
 from fledge.train.workspace import Workspace, pieces
 
-_CHUNK_ROWS = 2048  # rows per chunk of logits: enough for full-speed products
+_CHUNK_ROWS = 2048  # rows per chunk of logits, at most: enough for full-speed products
+_CHUNK_LOGITS = _CHUNK_ROWS * 16384  # so wide vocabularies take fewer rows at once
 
 # A user-defined loss. Arguments: the head's logits [R, Vd] and the target's probabilities [R, Vd], both float32, and
 # the draft ids [R] of the target's most probable tokens (int64, -1 outside the draft vocabulary). Returns [R] losses.
@@ -35,6 +36,11 @@ _CHUNK_ROWS = 2048  # rows per chunk of logits: enough for full-speed products
 # probability of all tokens outside the draft vocabulary, which costs a product with its whole lm_head.
 LossFunction = Callable[..., Tensor]
 STEP, OUTSIDE = "step", "outside"
+
+
+def chunk_rows(width: int) -> int:
+    """Rows whose logits over a draft vocabulary of that width are in memory together."""
+    return min(_CHUNK_ROWS, max(64, _CHUNK_LOGITS // width))
 
 
 class StepLoss(NamedTuple):
@@ -47,7 +53,7 @@ class StepLoss(NamedTuple):
 def teacher_probabilities(hidden: Tensor, lm_head: Tensor, kernels: Kernels) -> Tensor:
     """The target's distribution within the draft vocabulary, [S, Vd], from hidden [S, Ht] and lm_head [Ht, Vd]."""
     probabilities = hidden.new_empty(hidden.shape[0], lm_head.shape[1])
-    for chunk in pieces(hidden.shape[0], _CHUNK_ROWS):
+    for chunk in pieces(hidden.shape[0], chunk_rows(lm_head.shape[1])):
         part = probabilities[chunk]
         torch.mm(hidden[chunk], lm_head, out=part)
         kernels.softmax_(part)
@@ -105,7 +111,7 @@ def step_loss(
     rows, width = teacher.shape
     d_hidden = torch.empty_like(hidden)
     parts = []
-    for chunk in pieces(rows, _CHUNK_ROWS):
+    for chunk in pieces(rows, chunk_rows(width)):
         shape = (chunk.stop - chunk.start, width)
         logits = workspace.take("logits", shape, hidden.dtype, hidden.device)
         matrix = lm_head.compute if lm_head.transposed else lm_head.compute.t()
