@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fledge.attention.layout import kv_slots
+from fledge.attention.layout import Window, kv_slots
 from fledge.draft import runner
 from fledge.engine import build
 from fledge.engine.rounds.graphs import Recording
@@ -57,8 +57,8 @@ class OpRecorder:
 class PaddedAttention:
     """Attention without a look at any length, as the Triton kernel's: over all pages that a request could have."""
 
-    def __init__(self, rows: ForwardBatch, page_size: int, window: int = 0) -> None:
-        assert window == 0
+    def __init__(self, rows: ForwardBatch, page_size: int, window: Window = Window()) -> None:
+        assert not window.size
         number = torch.arange(rows.token_ids.shape[0])
         request = torch.searchsorted(rows.row_start[1:].long(), number, right=True)
         begin = (rows.prefix_length + rows.window_offset - rows.row_start[:-1]).long()

@@ -109,6 +109,22 @@ def test_softmax_and_the_gradient_of_the_loss():
             assert fast_measures is plain_measures is None
 
 
+def test_padding_that_sees_what_no_row_of_a_window_does_leaves_gradients_finite():
+    """The first key's score is far above those in the window of the row that padding repeats."""
+    sizes = Sizes(2, 1, 16, 2, 0)
+    (block,) = make_blocks([9, 14], [torch.tensor([8]), torch.arange(9, 14)])
+    query, slope = torch.ones(6, 32), torch.randn(6, 32)
+    keys = torch.randn(23, 16)
+    keys[[0, 9]] = 200.0
+    others = [keys, torch.randn(23, 16)]
+    output, log_sum = torch.empty(6, 32), torch.empty(6, 2)
+    given = Inputs(sizes, query, others, Workspace())
+    PLAIN.attend(block, given, output, log_sum)
+    grads = [t.new_empty(t.shape) for t in (query, *others)]
+    PLAIN.attend_back(block, given, Gradients(output, log_sum, slope, grads[0], grads[1:]))
+    assert all(grad.isfinite().all() for grad in grads)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize(("window", "sinks"), [(0, 0), (1, 0), (3, 4), (8, 2), (50, 4)])
 def test_attention_on_a_padded_block(steps: int, window: int, sinks: int):

@@ -33,7 +33,9 @@ def attend_back(block: Block, inputs: Inputs, gradients: Gradients) -> None:
     real = (block.seen > 0)[:, None, :, None, None]
     slope = _to_block(block, sizes, d_output, sizes.group) * real
     along = (slope * _to_block(block, sizes, output, sizes.group)).sum(-1, keepdim=True)
-    weights = (floats.scores() - _to_block(block, sizes, log_sum, sizes.group)).exp()  # [b, kv, Q, g, L + j]
+    # A padded query has the last one's sum, which may be far below its own score, so that a weight would be infinite.
+    scores = (floats.scores() - _to_block(block, sizes, log_sum, sizes.group)).masked_fill(~real, -torch.inf)
+    weights = scores.exp()  # [b, kv, Q, g, L + j]
     d_weights = [torch.einsum("bkqgd,blkd->bkqgl", slope, floats.values)]
     d_weights += [(slope * value).sum(-1, keepdim=True) for value in floats.own_values]
     d_scores = weights * (torch.cat(d_weights, dim=-1) - along)

@@ -79,7 +79,9 @@ def with_candidates(
     if not train_steps:
         return estimated(head, second_moment(outputs), count=count, rank=rank)
     held = torch.cat([x.bfloat16().cpu() for x in outputs])
-    return refined(estimated(head, second_moment(held.split(4096)), count=count, rank=rank), held, train_steps)
+    return refined(
+        estimated(head, second_moment(held.split(4096)), count=count, rank=rank), held, train_steps
+    )
 
 
 def second_moment(outputs: Iterable[Tensor]) -> Tensor:

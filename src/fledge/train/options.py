@@ -71,7 +71,9 @@ class TrainOptions(_HeadSwitches):
         description="rank of these estimates; null: as init_head, or a quarter of the hidden size",
     )
     candidate_steps: int = Field(
-        0, ge=0, description="steps that train these estimates when the head is finished; 0: their closed form alone"
+        0,
+        ge=0,
+        description="steps that train these estimates when the head is finished; 0: their closed form alone",
     )
     ttt_steps: int = Field(
         5, ge=1, le=16, description="unrolled steps in which the head feeds on its own output"

@@ -128,7 +128,13 @@ def train_fingerprint(
         started = sha256(b"".join(read_bytes(file) for file in files))
     chosen = target.config.chosen_layers
     unneeded = {"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"}
-    unneeded |= {"candidates", "candidate_rank", "candidate_steps", "window", "window_keeps_first"} - options.model_fields_set
+    unneeded |= {
+        "candidates",
+        "candidate_rank",
+        "candidate_steps",
+        "window",
+        "window_keeps_first",
+    } - options.model_fields_set
     return make_fingerprint(
         {
             "stage": "train",
