@@ -54,10 +54,13 @@ class OpRecorder:
         return Recording(made, log.replay)
 
 
+_WHOLE = Window()
+
+
 class PaddedAttention:
     """Attention without a look at any length, as the Triton kernel's: over all pages that a request could have."""
 
-    def __init__(self, rows: ForwardBatch, page_size: int, window: Window = Window()) -> None:
+    def __init__(self, rows: ForwardBatch, page_size: int, window: Window = _WHOLE) -> None:
         assert not window.size
         number = torch.arange(rows.token_ids.shape[0])
         request = torch.searchsorted(rows.row_start[1:].long(), number, right=True)
