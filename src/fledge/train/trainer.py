@@ -128,13 +128,9 @@ def train_fingerprint(
         started = sha256(b"".join(read_bytes(file) for file in files))
     chosen = target.config.chosen_layers
     unneeded = {"log_every", "checkpoint_seconds", "init_head", "wandb_project", "parallel"}
-    unneeded |= {
-        "candidates",
-        "candidate_rank",
-        "candidate_steps",
-        "window",
-        "window_keeps_first",
-    } - options.model_fields_set
+    newer = ("candidates", "candidate_rank", "candidate_steps", "window", "window_keeps_first")
+    fields = TrainOptions.model_fields  # as they were before these existed, so that older runs go on
+    unneeded |= {name for name in newer if getattr(options, name) == fields[name].default}
     return make_fingerprint(
         {
             "stage": "train",
