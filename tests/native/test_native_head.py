@@ -93,6 +93,20 @@ def test_candidates_agree_with_torch(count: int) -> None:
     assert (got.log_probs - expected.log_probs)[same].abs().max() < 0.05
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_scores_that_are_no_numbers_have_no_candidates(share: float) -> None:
+    config, weights, embedding = make_head(False, False)
+    moment = torch.eye(config.hidden_size, dtype=torch.float64)
+    head = estimated(Head(config, weights), moment, count=64, rank=32)
+    assert head.weights.candidate_up is not None
+    head.weights.candidate_up[int(DRAFT * share) :] = torch.nan
+    runner = NativeHeadRunner(head.config, head.weights, embedding, draft_weights="bfloat16")
+    features = torch.randn(9, 3 * config.hidden_size).bfloat16()
+    batch = one_request(tokens_of(9, VOCAB, seed=4), 0)
+    got = runner.forward(batch, runner.allocate_kv(PAGES), features=features, hidden=None, k=6)
+    assert ((got.token_ids >= 0) & (got.token_ids < VOCAB)).all()
+
+
 @pytest.mark.parametrize("norm_output", [False, True])
 @pytest.mark.parametrize("wanted", [[39], [0, 17, 39], [39, 17]])
 def test_the_wanted_rows_of_an_extend_are_those_of_all(norm_output: bool, wanted: list[int]) -> None:

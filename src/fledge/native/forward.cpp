@@ -59,16 +59,16 @@ void score_candidates(const DraftHead& h, int m) {
   const bf16* input = lm_inputs.data + static_cast<size_t>(m) * width;
   thread_local std::vector<float> maxima;
   thread_local std::vector<int> reach;
-  largest(x, h.draft_vocabulary, h.candidates, ids, maxima, reach);
+  int count = largest(x, h.draft_vocabulary, h.candidates, ids, maxima, reach);
   auto row = [&](int i) { return h.lm_head_rows + static_cast<size_t>(ids[i]) * width; };
   auto fetch = [&](int i) {
     auto* line = reinterpret_cast<const char*>(row(i));
     for (size_t at = 0; at < width * sizeof(bf16); at += kLine) prefetch_to_l2(line + at);
   };
   constexpr int kAheadRows = 4;
-  for (int i = 0; i < std::min(kAheadRows, h.candidates); ++i) fetch(i);
-  for (int i = 0; i < h.candidates; ++i) {
-    if (i + kAheadRows < h.candidates) fetch(i + kAheadRows);
+  for (int i = 0; i < std::min(kAheadRows, count); ++i) fetch(i);
+  for (int i = 0; i < count; ++i) {
+    if (i + kAheadRows < count) fetch(i + kAheadRows);
     Floats sum = zeros();
     for (int k = 0; k < width; k += 16) sum = fmadd(load_bf16(input + k), load_bf16(row(i) + k), sum);
     x[ids[i]] = sum_of(sum);

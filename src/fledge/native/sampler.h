@@ -80,16 +80,17 @@ inline void top_k(const float* x, int n, int k, int* ids, float* values) {
   for (; i < n; ++i) insert(x[i], i);
 }
 
-// The ids of the k largest of x[0..n), in any order: faster than `top_k` where k is large. `work`: n + 2 k ints or so.
-// The k-th largest of the maxima of 16 is a bound that k numbers or more reach, and few others.
-inline void largest(const float* x, int n, int k, int* ids, std::vector<float>& maxima, std::vector<int>& reach) {
+// The ids of the k largest of x[0..n), in any order: faster than `top_k` where k is large. How many: fewer where x holds
+// no numbers. The k-th largest of the maxima of 16 is a bound that k numbers or more reach, and few others.
+inline int largest(const float* x, int n, int k, int* ids, std::vector<float>& maxima, std::vector<int>& reach) {
   auto before = [&](int a, int b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };
+  Floats least = broadcast(-INFINITY);  // also for what is no number, which no order could place
   int groups = n / 16;
   float bound = -INFINITY;
   reach.clear();
   if (groups >= k) {
     maxima.resize(groups);
-    for (int g = 0; g < groups; ++g) maxima[g] = max_of(load(x + g * 16));
+    for (int g = 0; g < groups; ++g) maxima[g] = max_of(maximum(load(x + g * 16), least));
     std::nth_element(maxima.begin(), maxima.begin() + k - 1, maxima.end(), std::greater<float>());
     bound = maxima[k - 1];
   }
@@ -98,8 +99,10 @@ inline void largest(const float* x, int n, int k, int* ids, std::vector<float>& 
       reach.push_back(i + __builtin_ctz(found));
   for (int i = groups * 16; i < n; ++i)
     if (x[i] >= bound) reach.push_back(i);
-  std::nth_element(reach.begin(), reach.begin() + k - 1, reach.end(), before);
-  std::copy_n(reach.begin(), k, ids);
+  int count = std::min(k, static_cast<int>(reach.size()));
+  std::nth_element(reach.begin(), reach.begin() + count, reach.end(), before);
+  std::copy_n(reach.begin(), count, ids);
+  return count;
 }
 
 struct SampleOptions {
