@@ -141,6 +141,9 @@ def test_candidates_that_cant_be_computed_are_refused(head: Head, tmp_path: Path
     for changed, message in (
         ({**field, "type": "tree"}, "low_rank"),
         ({**field, "num_candidates": 0}, "num_candidates"),
+        ({**field, "rank": 64}, "candidate_up is of shape"),
+        ({**field, "bias": True}, "bias"),
+        (7, "efficient_lm_head_config=7"),
         ({**field, "num_candidates": 97}, "97 candidates of 96 tokens"),
         (None, "efficient_lm_head.weight, but its config no efficient_lm_head_config"),
     ):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fledge.base.errors import RecipeError
 from fledge.heads import Head
 from fledge.target import Target
 from fledge.train import TrainOptions
@@ -55,7 +56,10 @@ def test_a_trained_head_gets_the_candidates_asked_for(
     assert torch.equal(head.weights.lm_head, Head.load(str(tmp_path / "head")).weights.lm_head)
 
 
-@pytest.mark.parametrize(("asked", "found"), [({}, (12, 32)), ({"candidates": 0}, (0, 0))])
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [({}, (12, 32)), ({"candidates": 0}, (0, 0)), ({"draft_vocab_size": 200}, (12, 32))],
+)
 def test_training_on_keeps_candidates_and_makes_their_estimates_again(
     target: Target,  # noqa: F811
     features: str,  # noqa: F811
@@ -68,5 +72,32 @@ def test_training_on_keeps_candidates_and_makes_their_estimates_again(
     run(target, features, tmp_path, options)
     head, before = Head.load(str(tmp_path / "head")), Head.load(str(trained))
     assert (head.config.candidates, head.config.candidate_rank) == found
-    if found[0]:
+    assert head.config.draft_vocab_size == asked.get("draft_vocab_size", before.config.draft_vocab_size)
+    if found[0] and "draft_vocab_size" not in asked:
         assert not torch.equal(head.weights.candidate_up, before.weights.candidate_up)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"candidates": 129, "candidate_rank": 32}, "129 of rank 32 don't fit a head of 128 tokens"),
+        ({"candidates": 9, "candidate_rank": 96}, "rank 96"),
+        ({"candidate_rank": 32}, "set train.candidates"),
+        ({"candidates": 0, "candidate_steps": 5}, "set train.candidates"),
+    ],
+)
+def test_estimates_that_no_head_can_have_are_refused_before_training(
+    target: Target,  # noqa: F811
+    features: str,  # noqa: F811
+    tmp_path: Path,
+    asked: dict[str, int],
+    says: str,
+) -> None:
+    with pytest.raises(RecipeError, match=says):
+        run(target, features, tmp_path, OPTIONS.model_copy(update=asked))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_window_that_isnt_there_keeps_nothing() -> None:
+    with pytest.raises(ValueError, match="set window, too"):
+        TrainOptions(window_keeps_first=False)

@@ -73,8 +73,8 @@ class NativeHeadRunner:
         layer, pointers = self._matrices[:4], [m.pointer for m in self._matrices[4:]]
         end = dict(zip(ends, pointers, strict=True))
         # Rows of candidates are read here and there, so they lie one after the other, and in bf16.
-        rows = weights.lm_head.detach().to(torch.bfloat16).contiguous()
-        self._lm_head_rows = rows if config.candidates else None
+        rows = weights.lm_head.detach().to(torch.bfloat16).contiguous() if config.candidates else None
+        self._lm_head_rows = rows
         self._embedding = embedding if isinstance(embedding, ops.Weight) else packed(embedding)
         vectors = weights.vectors().items()
         self._vectors = {name: None if v is None else v.detach().float().contiguous() for name, v in vectors}
@@ -115,7 +115,8 @@ class NativeHeadRunner:
     @property
     def weight_bytes(self) -> int:
         """Memory of the head's own matrices in bytes."""
-        return sum(matrix.bytes for matrix in self._matrices)
+        rows = 0 if self._lm_head_rows is None else self._lm_head_rows.nbytes
+        return rows + sum(matrix.bytes for matrix in self._matrices)
 
     def allocate_kv(self, pages: int) -> Tensor:
         """[1, pages, kv_heads, 2, 32 * head_dim] bf16."""

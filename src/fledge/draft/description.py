@@ -163,7 +163,7 @@ class HeadWeights:
     candidate_down: Tensor | None = None  # [r, H]
 
     def trainable(self) -> dict[str, Tensor]:
-        """The trained tensors by name: all but the vocabulary map and the embedding."""
+        """The trained tensors by name: all but the vocabulary map, the embedding and the lm_head's estimates."""
         named = {name: getattr(self, name) for name, info in TENSORS.items() if not info.frozen}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 

@@ -122,7 +122,7 @@ class TorchHeadRunner:
     def _scores(self, normed: Tensor) -> Tensor:
         """The lm_head's, [M, Vd] float32: with candidates exact for these, and estimates for other tokens."""
         w, count = self._weights, self.config.candidates
-        if w.candidate_up is None or w.candidate_down is None:
+        if not count or w.candidate_up is None or w.candidate_down is None:
             return F.linear(normed, w.lm_head).float()
         scores = F.linear(F.linear(normed, w.candidate_down), w.candidate_up).float()
         best = scores.topk(count, dim=-1).indices

@@ -18,7 +18,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 OTHER_LAYER_IDS = ("target_layer_ids", "target_hidden_layer_ids")  # whose convention isn't known
 
 _KNOWN = {  # why a field isn't refused: its names
-    "read": """architectures candidates draft_vocab_size eagle_aux_hidden_state_layer_ids eagle_config
+    "read": """architectures draft_vocab_size eagle_aux_hidden_state_layer_ids eagle_config
         efficient_lm_head_config fledge head_dim hidden_size intermediate_size layer_types max_position_embeddings
         num_attention_heads num_aux_hidden_states num_hidden_layers num_key_value_heads
         original_max_position_embeddings partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta

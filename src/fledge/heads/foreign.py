@@ -75,8 +75,6 @@ def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -
         layer = raw["transformer_layer_config"]
         outer = {k: v for k, v in raw.items() if k != "transformer_layer_config" and v is not None}
         flat = {**layer, **outer}
-    if flat.get(CANDIDATES):
-        flat["candidates"] = _read_candidates(flat[CANDIDATES])
     if EAGLE4 in (flat.get("architectures") or ()) and flat.get(WINDOW):
         flat.setdefault(WINDOW_SINKS, 0)
     if flat.get("use_aux_norm"):
@@ -88,17 +86,23 @@ def flat_config(raw: Mapping[str, Any], named: Mapping[str, Tensor], url: str) -
     hidden = unsupported_fields(raw["transformer_layer_config"]) if nested else []
     refused = list(dict.fromkeys([*unsupported_fields(flat), *hidden]))
     _refuse(url, refused, "; a field without effect on this head can be deleted from config.json")
-    return flat
+    return flat | _read_candidates(flat.get(CANDIDATES))
 
 
-def _read_candidates(fields: Any) -> int:
-    """The number of candidates that a head's EAGLE-4 field names; raises a ValueError for another kind of estimate."""
-    kind, count = fields.get("type", LOW_RANK), fields.get("num_candidates")
-    if kind != LOW_RANK or not isinstance(count, int) or count < 1:
+def _read_candidates(fields: Any) -> dict[str, int]:
+    """Fields of `HeadConfig`, from EAGLE-4's; raises a ValueError for another kind of estimate."""
+    if not fields:
+        return {}
+    known = {"type", "rank", "num_candidates"}
+    numbers: list[Any] = []
+    if isinstance(fields, dict):
+        numbers = [fields.get(name) for name in ("num_candidates", "rank")]
+    positive = bool(numbers) and all(type(number) is int and number > 0 for number in numbers)
+    if not positive or fields.get("type") != LOW_RANK or fields.keys() - known:
         raise ValueError(
-            f"{CANDIDATES}={fields}: the type must be {LOW_RANK}, num_candidates a positive integer"
+            f"{CANDIDATES}={fields}: it must have type {LOW_RANK}, num_candidates and rank, positive integers, alone"
         )
-    return count
+    return dict(zip(("candidates", "candidate_rank"), numbers, strict=True))
 
 
 def _refuse(url: str, unsupported: Sequence[str], hint: str = "") -> None:
@@ -221,7 +225,7 @@ def head_config(flat: Mapping[str, Any], w: HeadWeights, url: str) -> HeadConfig
             target_hidden_size=w.fc.shape[1] // 3,
             **{name: bool(flat.get(name)) for name in SWITCHES},
             candidates=int(_number(flat, "candidates", 0)),
-            candidate_rank=0 if w.candidate_down is None else w.candidate_down.shape[0],
+            candidate_rank=int(_number(flat, "candidate_rank", 0)),
             window=window,
             sinks=sinks,
         )

@@ -13,18 +13,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fledge.base.errors import RecipeError
 from fledge.draft.description import HeadConfig
 from fledge.features.extract import by_tokens
 from fledge.heads import Head
 from fledge.target import EndWeights, Target
-from fledge.train.batches import TrainBatch, even_subset, is_trainable, random_subset
+from fledge.train.batches import TrainBatch, even_subset, is_trainable
 from fledge.train.feed import FeatureSource, read_batch
 from fledge.train.learner import Learner
 from fledge.train.options import TrainOptions
+from fledge.train.start import drawn_conversations
 
 logger = logging.getLogger("fledge")
 
@@ -35,22 +38,45 @@ _LEAST = 1e-4  # of C's eigenvalues, relative to their mean: directions that the
 _MULTIPLE = 32  # of ranks, as the kernels want
 
 
-def as_asked(
-    head: Head, start: HeadConfig, target: Target, source: FeatureSource, options: TrainOptions
-) -> Head:
-    """The trained head with the low-rank estimates that the options name, or those that training started with."""
+class Asked(NamedTuple):
+    """The estimates that a head is to get; no candidates: none."""
+
+    candidates: int
+    rank: int
+
+
+def asked_estimates(start: HeadConfig, options: TrainOptions) -> Asked:
+    """Those that the options name, or else those that training starts with.
+
+    Raises a RecipeError for estimates that a head of these sizes can't have, and for options without effect.
+    """
     count = start.candidates if options.candidates is None else options.candidates
-    if not count:
-        return head
-    quarter = head.config.hidden_size // 4 // _MULTIPLE * _MULTIPLE
+    quarter = start.hidden_size // 4 // _MULTIPLE * _MULTIPLE
     rank = options.candidate_rank or start.candidate_rank or max(_MULTIPLE, quarter)
-    drawn = random_subset(source.split("train"), options.response_tokens, options.seed)
+    if not count and (options.candidate_rank or options.candidate_steps):
+        raise RecipeError(
+            "train.candidate_rank and train.candidate_steps are of low-rank estimates, which the head doesn't get: set "
+            "train.candidates, or leave them out"
+        )
+    if count and (count > start.draft_vocab_size or rank > start.hidden_size):
+        raise RecipeError(
+            f"train.candidates={count} of rank {rank} don't fit a head of {start.draft_vocab_size} tokens and hidden "
+            f"size {start.hidden_size}: neither may be larger"
+        )
+    return Asked(count, rank)
+
+
+def as_asked(head: Head, asked: Asked, target: Target, source: FeatureSource, options: TrainOptions) -> Head:
+    """The trained head with these estimates, from the conversations that it was trained on."""
+    if not asked.candidates:
+        return head
+    drawn = drawn_conversations(source.split("train"), options, source.url)
     chosen = even_subset([info for info in drawn if is_trainable(info)], _ENOUGH_TOKENS)
     parts = by_tokens(chosen, options.batch_tokens, lambda info: info.tokens)
     batches = (read_batch(source, infos, torch.float32, target.device) for infos in parts)
     read = (batch for batch in batches if batch is not None)
     steps = {"steps": options.ttt_steps, "train_steps": options.candidate_steps}
-    return with_candidates(head, target.ends, read, count=count, rank=rank, **steps)
+    return with_candidates(head, target.ends, read, count=asked.candidates, rank=asked.rank, **steps)
 
 
 def with_candidates(

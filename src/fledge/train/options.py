@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, create_model, field_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from fledge.base.errors import EngineError, RecipeError
 from fledge.base.options import RecipePart
@@ -138,6 +138,12 @@ class TrainOptions(_HeadSwitches):
         if loss != _KL and not re.fullmatch(r"[\w.]+:\w+", loss):
             raise ValueError(f"{loss!r} is neither kl nor a function; write a function as module:name")
         return loss
+
+    @model_validator(mode="after")
+    def _first_of_a_window(self) -> Self:
+        if not self.window_keeps_first and not self.window:
+            raise ValueError("window_keeps_first=false is of a window: set window, too, or leave it out")
+        return self
 
     @property
     def new_vocab_size(self) -> int:

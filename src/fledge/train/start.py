@@ -45,7 +45,6 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         base = Head.load(options.init_head).fitted_to(target)
         _warn_of_ignored_options(base, options)
         head = Head(base.config, base.weights, HeadMetadata.of(target))
-        head = head.with_window(options.window, keeps_first=options.window_keeps_first)
         size = options.draft_vocab_size
         if size is not None and size != head.config.draft_vocab_size:
             vocabulary = DraftVocabulary.from_counts(counts, size, target.chat.turn_end_ids)
@@ -59,8 +58,8 @@ def initial_head(target: Target, source: FeatureSource, options: TrainOptions) -
         else:
             keeps, sizes = options.init == "lm_head", options.head
             head = random_head(target, vocabulary, keep_output=keeps, switches=switches, sizes=sizes)
-        head = head.with_window(options.window, keeps_first=options.window_keeps_first)
         covered = vocabulary.coverage
+    head = head.with_window(options.window, keeps_first=options.window_keeps_first)
     logger.info(
         "draft vocabulary: %d of %d tokens, %.2f %% of what the target generated",
         head.config.draft_vocab_size,
@@ -117,18 +116,26 @@ def random_head(
 def with_vocabulary(head: Head, vocabulary: DraftVocabulary, lm_head: Tensor) -> Head:
     """The head with another draft vocabulary: tokens that it knows keep their rows, others get the target's, mapped.
 
-    `lm_head` [V, Ht]. The map is the ridge regression from the target's rows to the head's over the tokens that it
-    knows. The target's rows as they are would ruin a head, whose last hidden state isn't the target's.
+    Rows are those of its lm_head and, if it has any, of the estimates of that. The map is the ridge regression from the
+    target's rows, `lm_head` [V, Ht], to the head's over the tokens that it knows. The target's rows as they are would
+    ruin a head, whose last hidden state isn't the target's.
     """
     theirs = lm_head.float().cpu()
-    known, ours = theirs[head.vocabulary.token_ids], head.weights.lm_head.float()
+    known = theirs[head.vocabulary.token_ids]
     gram = known.t() @ known
     gram.diagonal().add_(_RIDGE * float(gram.diagonal().mean()))
-    rows = theirs[vocabulary.token_ids] @ torch.linalg.solve(gram, known.t() @ ours)  # [Vd, H]
     numbers = head.vocabulary.draft_ids[vocabulary.token_ids]  # -1: new to it
-    rows = torch.where((numbers >= 0)[:, None], ours[numbers.clamp(min=0)], rows)
-    config = replace(head.config, draft_vocab_size=len(vocabulary))
-    weights = replace(head.weights, lm_head=rows.to(head.weights.lm_head.dtype), d2t=vocabulary.d2t)
+
+    def rows(of: Tensor) -> Tensor:
+        ours = of.float()
+        mapped = theirs[vocabulary.token_ids] @ torch.linalg.solve(gram, known.t() @ ours)  # [Vd, H or r]
+        return torch.where((numbers >= 0)[:, None], ours[numbers.clamp(min=0)], mapped).to(of.dtype)
+
+    config, up = replace(head.config, draft_vocab_size=len(vocabulary)), head.weights.candidate_up
+    estimates = None if up is None else rows(up)
+    weights = replace(
+        head.weights, lm_head=rows(head.weights.lm_head), candidate_up=estimates, d2t=vocabulary.d2t
+    )
     return Head(config, weights, head.metadata, name=head.name)
 
 

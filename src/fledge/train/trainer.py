@@ -32,7 +32,7 @@ from fledge.target import Target
 from fledge.train.acceptance import Acceptance, Tally
 from fledge.train.batches import TrainBatch, epoch_batches, heldout_batches, random_subset
 from fledge.train.budget import seconds_per_token, steps_within
-from fledge.train.candidates import as_asked
+from fledge.train.candidates import as_asked, asked_estimates
 from fledge.train.checkpoint import Checkpoint, CheckpointWriter, seconds_between
 from fledge.train.curves import Tracker, write_curves
 from fledge.train.evaluation import measured_batches
@@ -92,7 +92,7 @@ def train(
     assert source is not None
     refuse_unusable_loss(target, options)
     start, coverage = initial_head(target, source, options)
-    head = start.scoring_all()
+    head, estimates = start.scoring_all(), asked_estimates(start.config, options)
     if ranks.leads:  # a run that can't start must not claim its folder
         train_fingerprint(target, features_url, options, online.url if online else None).claim(train_url)
     trainer = Trainer(target, source, store, head, options, train_url, ranks)
@@ -101,7 +101,7 @@ def train(
     metadata, weights = replace(head.metadata, training=facts), trainer.weights()
     if ranks.leads:
         trained = Head(head.config, weights, metadata)
-        as_asked(trained, start.config, target, source, options).save(head_url)
+        as_asked(trained, estimates, target, source, options).save(head_url)
     ranks.wait()
     return TrainSummary(
         steps=trainer.total,
