@@ -52,7 +52,7 @@ def measure_costs(
     calls: dict[str | int, Callable[[], object]] = {
         "plain": lambda: decoder.forward(plain, kv, logits="argmax"),
         **{count: verify(count) for count in sorted(set(rows))},
-        "draft": _draft_step(runner, maker, target, draft_rows),
+        "draft": draft_step(runner, maker, target, draft_rows),
     }
     times = median_ms(calls, repeats, decoder.device)
     return Costs(times["plain"], {count: times[count] for count in rows}, times["draft"])
@@ -107,9 +107,10 @@ class BatchMaker:
         return torch.tensor(values, dtype=torch.int32, device=self._device)
 
 
-def _draft_step(
+def draft_step(
     runner: HeadRunner, maker: BatchMaker, target: Target, draft_rows: int
 ) -> Callable[[], object]:
+    """A call of one draft step: `draft_rows` nodes side by side behind the prefix."""
     device, size = target.decoder.device, target.config.hidden_size
     kv, draft = runner.allocate_kv(maker.pages), maker.siblings(draft_rows)
     generator = torch.Generator().manual_seed(0)
@@ -122,12 +123,16 @@ def _draft_step(
 
 
 def median_ms(
-    calls: Mapping[str | int, Callable[[], object]], repeats: int, device: torch.device
+    calls: Mapping[str | int, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[str | int, float]:
-    """Median milliseconds of each call, after two warm-up rounds."""
+    """Median milliseconds of each call, after two warm-up rounds; `before` is called before each, and not timed."""
     times: dict[str | int, list[float]] = {name: [] for name in calls}
     for repeat, names in enumerate(alternation(list(calls), repeats + 2)):
         for name in names:
+            before()
             seconds = seconds_of(calls[name], device)
             if repeat >= 2:
                 times[name].append(seconds * 1e3)
