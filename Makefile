@@ -12,14 +12,14 @@
 #   make docs         docs/recipe.md from the options, README's numbers from results/
 #   make site         the documentation site, in build/site
 #
-# The quick demo, about five minutes:  make demo QUICK=1
+# More data and training, 13 to 40 minutes:  make demo FULL=1
 # Another interpreter:                make PYTHON=python3.12 demo
 # Other settings of the demo:         make demo RUN="train.minutes=12"
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-QUICK ?=
+FULL ?=
 RUN ?=
 MINUTES ?= 7.5
 RESULTS ?= results
@@ -47,7 +47,7 @@ $(STAMP): $(USER_STAMP)
 	@touch $@
 
 demo: $(USER_STAMP)
-	$(BIN)/fledge demo $(if $(QUICK),--quick) $(RUN)
+	$(BIN)/fledge demo $(if $(FULL),--full) $(RUN)
 
 # A process per core, four at most, for each holds torch. A file's tests stay together, and share what they made.
 test: $(STAMP)

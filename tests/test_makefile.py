@@ -35,9 +35,9 @@ def make(clone: Path, *arguments: str, goal: str = "install-user") -> subprocess
 def test_the_demo_installs_what_it_needs_once(clone: Path) -> None:
     program(clone / "python", 'mkdir -p .venv; echo "$@" >> calls')
     program(clone / ".venv" / "bin" / "fledge", 'echo "fledge $@" >> calls')
-    for arguments in ((), ("QUICK=1", "RUN=train.minutes=1")):
+    for arguments in ((), ("FULL=1", "RUN=train.minutes=1")):
         assert make(clone, "PYTHON=./python", *arguments, goal="demo").returncode == 0
-    calls = ["install.py serve,train", "fledge demo", "fledge demo --quick train.minutes=1"]
+    calls = ["install.py serve,train", "fledge demo", "fledge demo --full train.minutes=1"]
     assert (clone / "calls").read_text().splitlines() == calls
 
 

@@ -19,6 +19,7 @@ from fledge.base.retry import OneRetryLine
 from fledge.commands.bench import TargetOption, bench_app
 from fledge.commands.cache import cache
 from fledge.commands.cloud import deploy_app
+from fledge.commands.demo import demo
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.exchange import export, import_
 from fledge.commands.extras import missing_package
@@ -124,24 +125,7 @@ def run(settings: Settings = None, run_dir: RunDir = None, init_head: InitHead =
         run_pipeline(made)
 
 
-@app.command(rich_help_panel=STAGES)
-def demo(
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings", show_default=False)
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="about five minutes: less data and training, fewer prompts")
-    ] = False,
-    run_dir: Annotated[
-        str | None,
-        typer.Option(help="folder or fsspec URL of the run", show_default="runs/demo or runs/quick"),
-    ] = None,
-) -> None:
-    """See it work: `run` for a small LLM, in 13 to 22 minutes on two CPU cores."""
-    recipe = "quick" if quick else "demo"
-    run([recipe, *(settings or [])], run_dir)
-
-
+app.command(rich_help_panel=STAGES)(demo)
 app.command("make-head", rich_help_panel=STAGES)(make_head)
 
 

@@ -58,13 +58,14 @@ class Expected(NamedTuple):
     seconds: float | None  # None: unknown, as another process or machine does the work
 
 
-def print_estimate(run: Run, pending: Collection[str]) -> None:
+def print_estimate(run: Run, pending: Collection[str], speeds: Calibration | None = None) -> None:
     """Print the estimate of the pending stages, and warn if the disk is too small."""
-    rows = estimate(run, pending)
+    speeds = speeds or Calibration(run)
+    rows = estimate(run, pending, speeds)
     if not rows:
         return
     if "train" in pending:
-        c = Calibration(run).head_config
+        c = speeds.head_config
         say(
             f"head: MLP {c.intermediate_size:,} wide, {c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} of keys"
         )
@@ -72,14 +73,14 @@ def print_estimate(run: Run, pending: Collection[str]) -> None:
     cells = [_cells(row) for row in (*rows, Expected("together", 0, size, seconds))]
     print_table("Estimate", ["stage", "tokens", "disk", "time"], cells)
     if run.target.device.type == "cpu":
-        say(f"memory: about {human_bytes(_memory(run, pending))}")
+        say(f"memory: about {human_bytes(_memory(run, pending, speeds))}")
     path = local_path(run.folder)
     free = shutil.disk_usage(path).free if path is not None else None
     if free is not None and free < size:
         say(f"warning: {run.folder} has {human_bytes(free)} free; free some space or lower prompts.count")
 
 
-def _memory(run: Run, pending: Collection[str]) -> int:
+def _memory(run: Run, pending: Collection[str], speeds: Calibration) -> int:
     """Bytes: what was taken while speeds were timed, with the target loaded, and what the largest stage adds."""
     stages = [0]
     if "respond" in pending and (respond := run.recipe.respond).server is None:
@@ -87,13 +88,15 @@ def _memory(run: Run, pending: Collection[str]) -> int:
         limit = memory_for_kv(run.target.device)
         stages.append(min(tokens * run.target.decoder.kv_bytes_per_token(), limit))
     if "train" in pending:
-        stages.append(Calibration(run).head_size * _TRAINING_BYTES)
+        stages.append(speeds.head_size * _TRAINING_BYTES)
     return peak_memory() + max(stages)
 
 
-def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
+def estimate(run: Run, pending: Collection[str], speeds: Calibration | None = None) -> list[Expected]:
     """The cost of each pending stage. Sizes come from existing files, or else from typical lengths."""
-    expect = _Expectations(run, conversation_tokens(run, known="respond" not in pending))
+    expect = _Expectations(
+        run, speeds or Calibration(run), conversation_tokens(run, known="respond" not in pending)
+    )
     stages = {
         "prompts": expect.prompts,
         "respond": expect.respond,
@@ -105,12 +108,21 @@ def estimate(run: Run, pending: Collection[str]) -> list[Expected]:
     return [stage() for name, stage in stages.items() if name in pending]
 
 
+def prompts_within(run: Run, seconds: float, speeds: Calibration) -> int:
+    """The prompts, in tens, with which a new run takes so many seconds; 0 if nothing is left for them."""
+    growing = ("prompts", "respond", "features")  # the other stages are limited by their options
+    rows = estimate(run, (*growing, "train", "evaluate", "bench"), speeds)
+    each = sum(row.seconds or 0.0 for row in rows if row.stage in growing) / run.recipe.prompts.count
+    left = seconds - sum(row.seconds or 0.0 for row in rows if row.stage not in growing)
+    return max(0, int(left / each / 10) * 10)
+
+
 class _Expectations:
     """The expected cost of each stage; only what is needed is timed."""
 
-    def __init__(self, run: Run, tokens: float) -> None:
+    def __init__(self, run: Run, speeds: Calibration, tokens: float) -> None:
         """`tokens`: of all conversations."""
-        self._run, self._recipe, self._speeds = run, run.recipe, Calibration(run)
+        self._run, self._recipe, self._speeds = run, run.recipe, speeds
         self._tokens, self._heldout = tokens, tokens * run.recipe.respond.heldout
         self._asked = asked_prompts(run)
         self._token_bytes = bytes_per_token(run.target.config.hidden_size, run.recipe.features.codec)

@@ -24,15 +24,15 @@ from fledge.features import FeatureStore, conversation_infos
 from fledge.heads.engines import refusals
 from fledge.run.asked import asked_prompts
 from fledge.run.closing import print_closing
-from fledge.run.estimate import print_estimate
+from fledge.run.estimate import Calibration, print_estimate
 from fledge.run.folder import Record, Run, file_digest
 from fledge.run.recipe import RECIPE_NAME
 from fledge.run.stages import STAGES, Stage, finished_records
 from fledge.train import refuse_one_sided, refuse_untrainable
 
 
-def run_pipeline(run: Run) -> None:
-    """Run every unfinished stage, then print the results."""
+def run_pipeline(run: Run, speeds: Calibration | None = None) -> None:
+    """Run every unfinished stage, then print the results. `speeds`: of this machine, if they were measured before."""
     if _is_follower():
         raise StorageError(
             "`fledge run` works in one process; under torchrun use `fledge train` after the stages before it"
@@ -52,7 +52,7 @@ def run_pipeline(run: Run) -> None:
             if not estimated and not stage.always:
                 pending = [later.name for later in stages[number:]]
                 _refuse_late_failures(run, pending)
-                print_estimate(run, pending)
+                print_estimate(run, pending, speeds)
                 estimated = True
             if stage.name in ("features", "train"):
                 _refuse_one_sided(run, stage, [later.name for later in stages[number:]])
