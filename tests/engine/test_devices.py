@@ -12,6 +12,7 @@ from fledge.engine.planner.cost import LearntCosts
 from fledge.engine.rounds.graphs import trees_for
 from tests.engine import devices
 from tests.engine.devices import (
+    AVX2,
     CPU,
     DEVICES,
     H100,
@@ -30,7 +31,6 @@ _OFTEN = [1, 8, 32, None]
 
 # The cells that miss a bound with the bench's seed: 0.975 of plain decode, and 0.82 of the best fixed tree.
 MISSES = {
-    ("CPU with a busy neighbour", "good", None),
     ("CPU, first costs 4 times too high", "poor", 1),
 }
 
@@ -86,3 +86,12 @@ def test_it_finds_out_when_a_head_becomes_useful(device: Device) -> None:
     cell = simulate(device, DraftHead("late", (useless, good), turn=1000), 1, rounds=2000)
     assert [shape.depth > 0 for shape in cell.plans[800:1000]].count(True) < 20
     assert [shape.depth > 0 for shape in cell.plans[-300:]].count(True) > 250
+
+
+@pytest.mark.slow
+def test_noisy_rounds_seldom_hide_that_a_head_is_worth_a_tenth() -> None:
+    """Of sixteen engines at most four stay at plain decode; short tries alone left seven there."""
+    fair = DraftHead("fair", ((Moment(0.35, 0.9, 0.8), Moment(0.35, 0.5, 0.42), Moment(0.3, 0.15, 0.2)),))
+    gains = sorted(simulate(AVX2, fair, 1, rounds=900, seed=seed).over_plain for seed in range(16))
+    assert gains[0] > 1.0
+    assert gains[4] > 1.05

@@ -13,7 +13,9 @@ from fledge.target import Target
 from tests.heads.tiny_head import random_head
 
 
-def test_both_answer_alike_and_the_result_says_how_fast(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_answer_alike_and_the_result_says_how_fast(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain, fast = race(target, random_head(target), "Why is the sky blue?")
     assert plain.token_ids == fast.token_ids
     assert plain.tau == 1.0 <= fast.tau

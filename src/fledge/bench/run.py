@@ -158,7 +158,7 @@ class _Work(NamedTuple):
 def _work(workloads: Sequence[Workload], options: BenchOptions, heads: int, heldout: int = 0) -> _Work:
     """`heldout`: prompts of the run that aren't among the workloads yet."""
     prompts = sum(len(workload.prompts) for workload in workloads) + heldout + options.warmup
-    engines = 1 + 0.6 * (heads + options.without_lookup)  # answers with a head are faster
+    engines = 1 + heads + options.without_lookup  # as if no head paid
     # A level of c requests in flight answers 2c of them, with a cost per step that grows slowly with c.
     load = _load(options)
     sweep_units = sum(

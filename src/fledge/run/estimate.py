@@ -33,7 +33,7 @@ from fledge.train.start import random_head
 
 # Typical of self-written prompts and their answers; used until the real ones are on disk.
 _KEPT = 0.85  # share of attempts that pass the filters
-_ATTEMPT_TOKENS = 50  # including those cut at prompts.max_tokens
+_ATTEMPT_TOKENS = 80  # including those cut at prompts.max_tokens
 _TEMPLATE_TOKENS = 40
 _ANSWER_SHARE = 0.7  # of respond.max_new_tokens
 _PARQUET_BYTES = 5  # per token of a prompt or a conversation

@@ -34,9 +34,10 @@ _STAY, _ENTER = (1.0, 1.0, 1.01), (1.0, 1.0, 0.97)  # by kind
 # Added to lookup's gain, the first divided by the root of the batch size. Lookup is cheap, so a small batch uses it
 # unless it loses; a large one, whose rounds measure its gain well, only if it pays.
 _ASK, _ASK_LESS = 0.02, 0.006
-_PAYBACK_ROUNDS = 32  # within which speculation has to earn back the head's catching up
-# Rounds in one speculative try, at most, and requests after which it ends, counted over its rounds.
-_TRY_ROUNDS, _TRY_REQUESTS = 3, 6
+_PAYBACK_ROUNDS = 96  # within which speculation has to earn back the head's catching up
+# Rounds in one speculative try, at most, and requests after which it ends, counted over its rounds. Where the head may
+# well pay its rounds cost next to nothing, and a few of them tell little: such a try is so many times as long.
+_TRY_ROUNDS, _TRY_REQUESTS, _LONGER, _CLOSE = 3, 6, 4, 0.93
 _FIRST_WAIT = 8  # rounds between a kind's first and second try; each wait is twice as long as the one before,
 _LONGEST_WAIT = (128, 512, 512)  # up to these, by kind,
 _PLAIN_AMONG_LOOKUP = 16  # or this, as lookup's gain is a matter of a few percent
@@ -268,6 +269,10 @@ class AdaptivePlanner:
             longest = _PLAIN_AMONG_LOOKUP if among_lookup else _LONGEST_WAIT[kind]
             way.wait = min(max(2 * way.wait, _FIRST_WAIT), longest)
             left = 0 if kind == Kind.PLAIN else min(_TRY_ROUNDS, -(-_TRY_REQUESTS // requests)) - 1
+            if kind == Kind.HEAD and self.speeds.gain(kind, requests) > _CLOSE * self.speeds.gain(
+                size.rule, requests
+            ):
+                left = _LONGER * (left + 1) - 1
             way.due = size.rounds + left + way.wait
             self._try = (size, kind, left) if left else None
             return kind
