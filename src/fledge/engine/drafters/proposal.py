@@ -20,7 +20,7 @@ _MOST_SEEN = 200.0  # cap on the effective sample size, so old observations deca
 
 
 class Source(IntEnum):
-    """Who proposed a token.
+    """The proposer of a token, as a number.
 
     A token that the head proposes is the head's, whoever else does. Otherwise it is that of the one proposal that joins
     the request's tree: the surest of prompt lookup's and the proposers', the first of equals.
