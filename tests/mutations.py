@@ -205,7 +205,7 @@ ROOMS: dict[str, tuple[Mutation, ...]] = {
            "o.min_p > 0 && o.min_p > cut", "o.min_p > 0 && cut == 0",
            "native/test_native_decoder.py::test_sampler_draws_from_the_exact_distribution"),
         _m("native-all-nodes-are-the-firsts", "native/tree.cpp",
-           "sources[number - own - 1]", "sources[0]", "engine/test_native_round.py"),
+           "sources[number - own - 1]", "sources[0]", "engine/test_proposers.py"),
         _m("lookups-token-is-drafted-again", "native/tree.cpp",
            "agreed == level) mass", "agreed > level) mass", "engine/test_lookup.py"),
         _m("native-orphans-are-accepted", "native/tree.cpp",

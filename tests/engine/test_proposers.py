@@ -100,7 +100,7 @@ def test_accepted_tokens_are_counted_for_who_proposed_them(
     target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head and prompt lookup, a grammar, and two proposers that know half of the answers each."""
-    forced = {"structured_outputs": {"choice": ["abcdefghijklmnopqrstuvwxyz0123456789"]}, "max_tokens": 40}
+    forced = {"structured_outputs": {"regex": "[a-f][g-m]0123456789"}, "max_tokens": 40}
     repeats = {"logit_bias": {7: 100.0}, "ignore_eos": True, "max_tokens": 40}
     hot = {"temperature": 3.0, "seed": 1, "max_tokens": 60}  # target and head race with the same coins
     ways = [SamplingParams(**way) for way in (*WAYS, forced, repeats, hot)]
@@ -110,7 +110,11 @@ def test_accepted_tokens_are_counted_for_who_proposed_them(
     for kernels in (True, False):  # a round in one C++ call, where the target allows it, and one in torch
         if not kernels:
             monkeypatch.setattr(build, "_kernels", lambda *_: False)
-        corpora = [Corpus(texts_of(expected[: len(WAYS)])[half::2], length=3) for half in (0, 1)]
+        texts = texts_of(expected[: len(WAYS) + 1])
+        texts[-1] = texts[-1][
+            : len(asked[len(WAYS)]) + 4
+        ]  # behind the one token that it knows, the form forces more
+        corpora = [Corpus(texts[half::2], length=3) for half in (0, 1)]
         engine = speculating(target, corpora[0], Broken(), corpora[1], tree=TreeShape(3, 4, 14, 5))
         answers, stats = engine.generate(asked, ways), engine.stats()
         assert [one.token_ids for one in answers] == [one.token_ids for one in expected]
