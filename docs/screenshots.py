@@ -29,7 +29,7 @@ def browser() -> webdriver.Chrome:
     """Chromium without a window."""
     options = Options()
     height = PLAYGROUND_HEIGHT + 200  # a window's frame is part of its size, even where there is no window
-    for flag in ("headless", "no-sandbox", "disable-gpu", "hide-scrollbars", f"window-size={WIDTH},{height}"):
+    for flag in ("headless", "no-sandbox", "disable-gpu", f"window-size={WIDTH},{height}"):
         options.add_argument(f"--{flag}")
     return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
 

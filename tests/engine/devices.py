@@ -230,7 +230,7 @@ class SimulatedDrafts(NamedTuple):
             )
         )
         nothing = torch.zeros_like(depths)
-        return DraftTree(nothing, nothing, depths, nothing, log_probs)
+        return DraftTree(nothing, nothing, depths, nothing, log_probs, nothing)
 
     @property
     def rows(self) -> int:

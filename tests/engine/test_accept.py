@@ -53,6 +53,7 @@ def test_accept_equals_a_naive_walk(seed: int, requests: int, nodes: int) -> Non
         depths=columns[2],
         window_mask=columns[3],
         log_probs=torch.zeros(requests, nodes),
+        sources=torch.zeros(requests, nodes, dtype=torch.int64),
     )
     accepted = accept(tree, torch.tensor(chosen), shape.reach, torch.tensor(speculates))
     for row, (parents, tokens, _, _) in enumerate(trees):

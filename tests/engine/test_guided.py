@@ -12,7 +12,7 @@ from torch import Tensor
 from fledge.draft import DraftVocabulary
 from fledge.engine import Engine, TreeShape
 from fledge.engine.drafters.guided import GuidedDrafts
-from fledge.engine.drafters.proposal import Proposal
+from fledge.engine.drafters.proposal import Proposal, Source
 from fledge.engine.structured import Follower, Grammars
 from fledge.heads import Head
 from fledge.target import Target
@@ -78,16 +78,20 @@ def test_proposals_end_where_the_form_does_and_go_on_with_what_is_forced(
     follower: Follower, ids: dict[str, int]
 ) -> None:
     a, c, d, x = (ids[letter] for letter in "acdx")
-    found = Proposal(torch.tensor([[c, x, x, x]] * 2), torch.full((2, 4), -0.5), torch.tensor([2, 2]))
+    tokens = torch.tensor([[c, x, x, x]] * 2)
+    copied = torch.full_like(tokens, Source.LOOKUP)
+    found = Proposal(tokens, torch.full((2, 4), -0.5), torch.tensor([2, 2]), copied)
     follower.take([a])
     said = GuidedDrafts({1: follower}).proposal(found)
     assert said.token_ids.tolist() == [[c, x, x, x], [c, d, -1, -1]]
     assert said.matched.tolist() == [2, 2]
+    assert said.sources[:, :2].tolist() == [[Source.LOOKUP] * 2, [Source.LOOKUP, Source.GRAMMAR]]
     torch.testing.assert_close(said.log_probs[1], torch.tensor([-0.5, math.log(0.9), -math.inf, -math.inf]))
     follower.take([c])  # now d is forced, whatever repeats
     said = GuidedDrafts({1: follower}).proposal(found)
     assert said.token_ids[1].tolist() == [d, -1, -1, -1]
     assert said.matched.tolist() == [2, 0]
+    assert said.sources[1, 0] == Source.GRAMMAR
     assert found.token_ids[1].tolist() == [c, x, x, x]
 
 

@@ -15,7 +15,7 @@ from fledge.draft.tree import DraftTree
 from fledge.engine import PLAIN, Completion, Engine, TreeShape
 from fledge.engine.drafters.growth import TreeGrowth
 from fledge.engine.drafters.lookup import find
-from fledge.engine.drafters.proposal import LONGEST, MatchRates, Proposal
+from fledge.engine.drafters.proposal import LONGEST, MatchRates, Proposal, Source
 from fledge.engine.planner import FinishedRound, FixedPlanner, RoundPlan, Terms
 from fledge.target.target import Target
 from tests.engine.conftest import default_type, scripted_head
@@ -80,7 +80,8 @@ def test_torchs_default_type_changes_no_proposal(dtype: torch.dtype) -> None:
 def test_rates_follow_what_came_true() -> None:
     rates = MatchRates()
     before = list(rates.rates)
-    proposal = Proposal(torch.tensor([[5, 6, 7], [-1, -1, -1]]), torch.zeros(2, 3), torch.tensor([2, 0]))
+    tokens = torch.tensor([[5, 6, 7], [-1, -1, -1]])
+    proposal = Proposal(tokens, torch.zeros(2, 3), torch.tensor([2, 0]), torch.full((2, 3), Source.LOOKUP))
     for _ in range(400):
         rates.observe(proposal, [[3, 5, 6, 9], [1, 4, 0, 0]])  # two right, then one wrong; nothing proposed
     assert rates.rates[1] > 0.95
@@ -91,6 +92,9 @@ def test_rates_follow_what_came_true() -> None:
     rates.observe(proposal, [[1, 5, 0, 0], [1, 4, 0, 0]])  # only the first token was decided
     assert rates.rates[3] < 0.05
     assert rates.log_rates(CPU)[3].exp() == pytest.approx(rates.rates[2])
+    learnt, forced = list(rates.rates), torch.full((2, 3), Source.GRAMMAR)
+    rates.observe(proposal._replace(sources=forced), [[3, 5, 6, 9], [1, 4, 0, 0]])  # none of them is a copy
+    assert rates.rates == learnt
 
 
 def grow(
@@ -106,7 +110,8 @@ def grow(
     steps = shape.lookup
     tokens = torch.tensor([proposed[:steps] + [-1] * (steps - len(proposed))])
     log_probs = torch.where(tokens >= 0, math.log(rate), -torch.inf)
-    proposal = Proposal(tokens, log_probs, torch.tensor([3])) if steps else None
+    sources = torch.full_like(tokens, Source.LOOKUP)
+    proposal = Proposal(tokens, log_probs, torch.tensor([3]), sources) if steps else None
     growth = TreeGrowth(torch.tensor([[ROOT_TOKEN]]), proposal)
     frontier = growth.begin(torch.tensor([children(())]), torch.tensor([scores]))
     paths = [(token,) for token in children(())]
@@ -127,6 +132,9 @@ def test_a_proposal_goes_on_where_the_head_stops_agreeing(agreed: int) -> None:
     for n in range(1, 6):
         assert tuple(proposed[:n]) in paths
         assert tree.log_probs[0, paths.index(tuple(proposed[:n]))].exp() == pytest.approx(0.9**n, rel=1e-5)
+    copied = [paths[node] for node in tree.sources[0].nonzero()[:, 0]]
+    assert copied == [tuple(proposed[:n]) for n in range(agreed + 1, 6)]  # what both propose is the head's
+    assert set(tree.sources.flatten().tolist()) == {Source.HEAD, Source.LOOKUP}
 
 
 def test_the_heads_other_candidates_share_what_the_proposal_leaves() -> None:

@@ -112,6 +112,9 @@ def test_both_backends_leave_the_same(target: Target, head: Head, settings: str)
         assert {request: one.token_ids for request, one in answers.items()} == {
             request: one.token_ids for request, one in expected.items()
         }
+    assert {request: one.stats.token_sources for request, one in native.answers.items()} == {
+        request: one.stats.token_sources for request, one in reference.answers.items()
+    }
 
 
 def test_engines_on_the_kernels_use_them(target: Target, head: Head) -> None:

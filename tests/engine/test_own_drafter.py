@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from fledge.engine import Engine, SamplingParams
-from fledge.engine.batch import RunningBatch
+from fledge.engine.batch import Member, RunningBatch
 from fledge.engine.drafters.drafter import Candidates, Drafter
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.shapes import TreeShape
@@ -63,3 +65,53 @@ def test_requests_without_a_proposal_are_not_counted_as_drafted(target: Target) 
     assert stats.rounds == stats.request_rounds // 3
     assert stats.drafts == stats.rounds
     assert stats.draft_tokens == 2 * stats.rounds
+
+
+def test_it_is_started_with_the_target_and_sees_the_requests(target: Target) -> None:
+    class Knowing(Drafter):
+        """Knows the answers by their requests' seeds."""
+
+        name = "knowing"
+
+        def __init__(self) -> None:
+            self.target: Target | None = None
+            self.requests: dict[int, Member] = {}
+
+        def start(self, target: Target) -> None:
+            self.target = target
+
+        def append(self, row: int, request: Member, pages: Sequence[int], bonus: Tensor) -> None:
+            self.requests[row] = request
+
+        def remove(self, row: int, last: int) -> None:
+            self.requests[row] = self.requests[last]
+
+        def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
+            now, chains = batch.view(), []
+            for row, length in enumerate(now.length.tolist()):
+                request = self.requests[row]
+                rest = answers[request.seed][length + 1 - len(request.prompt_ids) :]
+                chains.append([(token, 0.9) for token in rest[: plan.bound.reach]])
+            return Candidates.chains(now.bonus, chains)
+
+    params = [replace(PARAMS, temperature=0.8, seed=seed) for seed in range(3)]
+    plain = Engine(target, max_batch=4, max_context=128).generate(PROMPTS[:1] * 3, params)
+    answers = [one.token_ids for one in plain]
+    drafter = Knowing()
+    drafting = Engine(target, drafter=drafter, max_batch=4, max_context=128, tree=TreeShape(3, 1, 4))
+    assert drafter.target is target
+    made = drafting.generate(PROMPTS[:1] * 3, params)
+    assert [one.token_ids for one in made] == answers
+    assert all(request.params in params for request in drafter.requests.values())
+    assert drafting.stats().accepted_by_source == {"knowing": sum(drafting.stats().accepted_by_depth)}
+    assert drafting.stats().tau > 3
+
+
+def test_prompt_lookup_in_a_heads_place_is_called_lookup(target: Target) -> None:
+    engine = Engine(
+        target, drafter="fledge.engine:Lookup", max_batch=4, max_context=128, tree=TreeShape(3, 1, 4)
+    )
+    (answer,) = engine.generate([PROMPTS[0]], replace(PARAMS, logit_bias={7: 100.0}))  # 7, again and again
+    for stats in (answer.stats, engine.stats()):
+        assert stats.accepted_by_source == {"lookup": sum(stats.accepted_by_depth)}
+        assert stats.accepted_by_source["lookup"] > 20

@@ -81,7 +81,8 @@ def trees_of(rng: random.Random, shape: TreeShape, count: int) -> tuple[DraftTre
     """Random trees, and for every node the tokens of its ancestors without the root's."""
     parts = [random_tree(rng, shape) for _ in range(count)]
     columns = [torch.tensor([part[column] for part in parts]) for column in range(4)]
-    tree = DraftTree(columns[1], columns[0], columns[2], columns[3], torch.zeros(count, shape.nodes))
+    nothing = torch.zeros(count, shape.nodes)
+    tree = DraftTree(columns[1], columns[0], columns[2], columns[3], nothing, nothing.long())
     ancestors = []
     for parents, tokens, _, _ in parts:
         paths: list[list[int]] = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fledge.base.errors import EngineError
-from fledge.engine import Completion, Engine, Lookup, Proposer, RunningText, SamplingParams, TreeShape
+from fledge.engine import Completion, Engine, Lookup, Proposer, RunningText, SamplingParams, TreeShape, build
 from fledge.target import Target
 from tests.engine.conftest import Greedy, noisy_head
 
@@ -94,6 +94,41 @@ def test_what_comes_true_is_accepted_and_counted(
     assert stats.accepted > 0.5 * stats.proposed > 0
     assert engine.stats().tau > 2.5
     assert engine.stats().proposers["broken"].failed == engine.stats().proposers["broken"].asked
+
+
+def test_accepted_tokens_are_counted_for_who_proposed_them(
+    target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head and prompt lookup, a grammar, and two proposers that know half of the answers each."""
+    forced = {"structured_outputs": {"regex": "[a-f][g-m]0123456789"}, "max_tokens": 40}
+    repeats = {"logit_bias": {7: 100.0}, "ignore_eos": True, "max_tokens": 40}
+    hot = {"temperature": 3.0, "seed": 1, "max_tokens": 60}  # target and head race with the same coins
+    ways = [SamplingParams(**way) for way in (*WAYS, forced, repeats, hot)]
+    asked = prompts[: len(ways)]
+    expected = Engine(target, max_batch=4, max_context=256).generate(asked, ways)
+    counted = []
+    for kernels in (True, False):  # a round in one C++ call, where the target allows it, and one in torch
+        if not kernels:
+            monkeypatch.setattr(build, "_kernels", lambda *_: False)
+        texts = texts_of(expected[: len(WAYS) + 1])
+        texts[-1] = texts[-1][
+            : len(asked[len(WAYS)]) + 4
+        ]  # behind the one token that it knows, the form forces more
+        corpora = [Corpus(texts[half::2], length=3) for half in (0, 1)]
+        engine = speculating(target, corpora[0], Broken(), corpora[1], tree=TreeShape(3, 4, 14, 5))
+        answers, stats = engine.generate(asked, ways), engine.stats()
+        assert [one.token_ids for one in answers] == [one.token_ids for one in expected]
+        for one in (answer.stats for answer in answers):
+            assert [bool(source) for source in one.token_sources] == [
+                depth > 0 for depth in one.token_origins
+            ]
+            assert sum(one.accepted_by_source.values()) == sum(one.accepted_by_depth)
+        assert sum(stats.accepted_by_source.values()) == sum(stats.accepted_by_depth)
+        assert set(stats.accepted_by_source) == {"head", "lookup", "grammar", "Corpus", "Corpus 2"}
+        for name, proposer in stats.proposers.items():  # what the head proposes, too, is the head's
+            assert stats.accepted_by_source.get(name, 0) <= proposer.accepted
+        counted.append((stats.accepted_by_source, [one.stats.token_sources for one in answers]))
+    assert counted[0] == counted[1]
 
 
 def test_a_proposer_sees_the_target_and_the_requests(target: Target, prompts: list[list[int]]) -> None:

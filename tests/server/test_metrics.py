@@ -24,7 +24,7 @@ TOKENIZER = make_tokenizer()
 IDLE = EngineStats(
     rounds=0, request_rounds=0, round_tokens=0, prompt_tokens=0, preemptions=0, hit_tokens=0, evictions=0, pages=9,
     pages_in_use=0, pages_cached=0, drafts=0, draft_tokens=0, accepted_by_depth=[], running=0, waiting=0, kv_usage=0.0,
-    phases=PhaseSeconds(), shapes=[], proposers={},
+    phases=PhaseSeconds(), shapes=[], proposers={}, accepted_by_source={},
 )  # fmt: skip
 
 
@@ -195,6 +195,7 @@ def test_counters_are_the_engines() -> None:
     stats = replace(
         IDLE, preemptions=1, hit_tokens=30, prompt_tokens=70, drafts=10, draft_tokens=40, accepted_by_depth=[6, 3, 1],
         rounds=8, request_rounds=16, round_tokens=41, phases=PhaseSeconds(verify=1.5, hidden=0.5), shapes=shapes,
+        accepted_by_source={"head": 7, "lookup": 3},
     )  # fmt: skip
     page = Engine(stats).page()
     counters = {
@@ -213,6 +214,8 @@ def test_counters_are_the_engines() -> None:
     assert {name: page[f"{name}_total"] for name in counters} == counters
     by_position = [page[f"vllm:spec_decode_num_accepted_tokens_per_pos_total {n}"] for n in range(3)]
     assert by_position == [6, 3, 1]
+    by_source = [page[f"fledge:accepted_tokens_total {source}"] for source in ("head", "lookup")]
+    assert by_source == [7, 3]
     assert (page["fledge:tree_rounds_total 3x2x8"], page["fledge:tree_seconds_total 3x2x8"]) == (5, 0.5)
     assert (page["fledge:phase_seconds_total verify"], page["fledge:phase_seconds_total hidden"]) == (
         1.5,

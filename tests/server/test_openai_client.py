@@ -373,6 +373,7 @@ def test_a_trace_gives_every_token_its_origin(live: Running, plain: Engine) -> N
     expected = plain.generate([QUESTIONS[0]], max_tokens=24, ignore_eos=True)[0]
     body = {"extra_body": {"ignore_eos": True, "return_trace": True, "return_token_ids": True}}
     pieces: list[Any] = []
+    sources: list[str] = []
     trees: list[Any] = []
     ids: list[int] = []
     for chunk in live.client().chat.completions.create(
@@ -380,13 +381,15 @@ def test_a_trace_gives_every_token_its_origin(live: Running, plain: Engine) -> N
     ):
         trace = chunk.choices[0].trace  # type: ignore[attr-defined]
         pieces += trace["pieces"]
+        sources += trace["sources"]
         trees += trace["trees"]
         ids += chunk.choices[0].token_ids  # type: ignore[attr-defined]
     assert ids == expected.token_ids
     assert "".join(text for text, _ in pieces) == expected.text
     assert max(origin for _, origin in pieces) >= 1
     assert len(trees) >= 5
-    assert all(len(tree["tokens"]) == len(tree["parents"]) == 8 for tree in trees)
+    assert all(len(tree["tokens"]) == len(tree["parents"]) == len(tree["sources"]) == 8 for tree in trees)
+    assert [source == "head" for source in sources] == [origin > 0 for _, origin in pieces]
 
 
 def test_metrics_carry_the_names_dashboards_scrape(live: Running) -> None:
@@ -403,7 +406,8 @@ def test_metrics_carry_the_names_dashboards_scrape(live: Running) -> None:
         "sglang:cache_hit_rate", "sglang:queue_time_seconds_bucket",
         "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
         "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-        "fledge:tau", "fledge:rounds_total", "fledge:request_rounds_total", "fledge:round_tokens_total",
+        "fledge:tau", "fledge:accepted_tokens_total",
+        "fledge:rounds_total", "fledge:request_rounds_total", "fledge:round_tokens_total",
         "fledge:phase_seconds_total", "fledge:http_responses_total",
     }  # fmt: skip
     for maker in ("vllm", "sglang", "fledge"):

@@ -294,10 +294,24 @@ def test_suggestions_settings_copies_and_a_phone(browser: webdriver.Chrome, live
         wait.until(lambda _, button=button: button.text == "Copied")
         assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == text
 
+    sources = [""] + ["head"] * 15 + ["lookup"] * 7 + ["Glossary"]
+    pieces = [["a", depth] for depth in [0, *range(1, 16), *range(2, 9), 1]]
+    legend = run(
+        "const answer = new Answer(byId('log')); answer.add({ trace: arguments[0] }, 1); showCounters(answer);"
+        "return [...document.querySelectorAll('#legend div')].map((row) => row.innerText.split(/\\s*\\n\\s*/))",
+        {"pieces": pieces, "sources": sources, "trees": []},
+    )
+    assert [name for name, *_ in legend] == [
+        "bonus, the target's", *(f"draft, depth {depth}" for depth in range(1, 7)), "draft, depth 7 and more",
+        "Glossary", "prompt lookup",
+    ]  # fmt: skip
+    assert legend[7][-1] == "38 %"
+
     deep = {
         "tokens": ["word"] * 16,
         "parents": list(range(-1, 15)),
         "probs": [1] * 16,
+        "sources": ["", *["head"] * 8, *["lookup"] * 7],
         "path": [0],
         "bonus": "a",
     }
@@ -310,6 +324,11 @@ def test_suggestions_settings_copies_and_a_phone(browser: webdriver.Chrome, live
             "const box = byId('tree'); drawTree(box, arguments[0]); return box.scrollWidth - box.clientWidth"
         )
         assert run(drawn, deep) > 100
+        assert (
+            mobile or run("return byId('tree').offsetHeight - byId('tree').clientHeight") == 10
+        )  # a scroll bar
+        painted = "return [...document.querySelectorAll('#tree rect')].map((one) => one.style.fill)"
+        assert run(painted).count("var(--lookup)") == 7  # on the accepted path or not
         for mode in ("race", "chat"):
             find(By.ID, f"tab-{mode}").click()
             assert run("return document.documentElement.scrollWidth") <= width, (mode, width)

@@ -44,16 +44,31 @@ def test_choices_share_the_tokens_of_their_prompt() -> None:
 
 def test_speculation_is_summed_up_over_the_rounds_of_all_answers() -> None:
     one = replace(
-        STATS, rounds=3, tau=2.0, drafted_rounds=2, accepted_by_depth=[2, 1], ttft_ms=30.0, tpot_ms=4.0
+        STATS,
+        token_sources=["", "head", "", "head", "lookup", ""],
+        rounds=3,
+        tau=2.0,
+        drafted_rounds=2,
+        accepted_by_depth=[2, 1],
+        ttft_ms=30.0,
+        tpot_ms=4.0,
     )
     other = replace(
-        STATS, rounds=1, tau=4.0, drafted_rounds=1, accepted_by_depth=[1, 1, 1], ttft_ms=20.0, tpot_ms=6.0
+        STATS,
+        token_sources=["", "lookup", "head", "Glossary"],
+        rounds=1,
+        tau=4.0,
+        drafted_rounds=1,
+        accepted_by_depth=[1, 1, 1],
+        ttft_ms=20.0,
+        tpot_ms=6.0,
     )
     assert of(([40], 6, one), ([41], 4, other))["speculation"] == {
         "tau": 2.5,
         "rounds": 4,
         "drafted_rounds": 3,
         "accepted_by_depth": [3, 2, 1],
+        "accepted_by_source": {"head": 3, "lookup": 2, "Glossary": 1},
         "ttft_ms": 20.0,
         "tpot_ms": 5.0,
     }

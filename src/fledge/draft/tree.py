@@ -23,3 +23,4 @@ class DraftTree(NamedTuple):
     depths: Tensor  # [B, N] int64, 0 for the root
     window_mask: Tensor  # [B, N] int64, bit j: the node sees node j
     log_probs: Tensor  # [B, N] float32, cumulative from the root
+    sources: Tensor  # [B, N] int64, who proposed the node: the engine's `Source`, 0 at the root

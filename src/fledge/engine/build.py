@@ -16,7 +16,7 @@ from fledge.draft.runner import HeadRunner
 from fledge.engine.batch import BatchSizes, RunningBatch
 from fledge.engine.drafters.drafter import Drafter
 from fledge.engine.drafters.eagle import Eagle, HeadSizes
-from fledge.engine.drafters.proposer import Proposers
+from fledge.engine.drafters.proposer import Proposers, source_names
 from fledge.engine.flight import Flight, make_flight
 from fledge.engine.forwards import TargetForward
 from fledge.engine.measure import measure_cost
@@ -53,6 +53,7 @@ class EngineParts:
     target: TargetForward
     drafter: Drafter | None
     proposers: Proposers | None
+    sources: Sequence[str]  # names of all that propose, by `Source`
     pool: PagePool
     batch: RunningBatch
     scheduler: Scheduler
@@ -163,6 +164,7 @@ def build_parts(decoder: Decoder, head: HeadRunner | None, options: EngineOption
         target=target,
         drafter=drafter,
         proposers=proposers,
+        sources=source_names(drafter, options.proposers) if drafter is not None else (),
         pool=pool,
         batch=batch,
         scheduler=Scheduler(

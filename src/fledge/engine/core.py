@@ -28,9 +28,9 @@ from fledge.engine.params import check_request
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import FinishedRound, Kind, RoundPlan
 from fledge.engine.prefill import Prefill, PrefillChunk, PrefillResult, record_prompts
-from fledge.engine.record import copied_lengths
+from fledge.engine.record import joined
 from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, traces_of
-from fledge.engine.rounds.result import RoundResult
+from fledge.engine.rounds.result import RoundResult, proposed_by
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
 from fledge.native.abi import MOST_NODES
@@ -41,7 +41,7 @@ class EngineCore:
 
     def __init__(self, parts: EngineParts, decode_text: Callable[[Request], str]) -> None:
         self._rounds, self._target, self._batch = parts.rounds, parts.target, parts.batch
-        self._proposers = parts.proposers
+        self._proposers, self._sources = parts.proposers, parts.sources
         self._drafter, self._flight, self._clock = parts.drafter, parts.flight, parts.clock
         self._scheduler, self._planner, self._pool = parts.scheduler, parts.planner, parts.pool
         self._own_kernels, self._max_context = parts.own_kernels, parts.max_context
@@ -214,12 +214,13 @@ class EngineCore:
             drafts=counts.drafts,
             draft_tokens=counts.draft_tokens,
             accepted_by_depth=list(counts.accepted_by_depth),
+            accepted_by_source=dict(counts.accepted_by_source),
             running=len(scheduler.prefilling) + len(scheduler.running) + len(scheduler.leaving),
             waiting=len(scheduler.waiting),
             kv_usage=1 - pool.free_pages / (pool.pages - 1),
             phases=self._phases(),
             shapes=counts.shapes_used(),
-            proposers={} if self._proposers is None else self._proposers.stats(),
+            proposers=self._proposers.stats(self._sources) if self._proposers else {},
         )
 
     def _phases(self) -> PhaseSeconds:
@@ -329,8 +330,9 @@ class EngineCore:
         drafted, counts, max_tokens = result.drafted, self._counts, plan.bound.reach + 1
         drafts = plan.kind is not Kind.PLAIN
         traced = drafts and any(request.trace for request in running)
-        copied = copied_lengths(drafted, len(rows)) if any(request.tape for request in running) else []
-        traces = traces_of(running, drafted.tree, result.path, rows) if traced else {}
+        helped = joined(drafted, len(rows)) if any(request.tape for request in running) else []
+        traces = traces_of(running, drafted.tree, result.path, rows, self._sources) if traced else {}
+        sources = proposed_by(result, rows, self._sources)
         sizes = drafted.sizes if drafts else [0] * len(rows)
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
         counts.rounds += 1
@@ -342,12 +344,13 @@ class EngineCore:
             speculated = request.speculate and sizes[number] > 0
             if request.tape is not None and result.states is not None:
                 request.tape.decoded(result.states[number, :count])
-                if speculated and not copied[number]:
+                if speculated and not helped[number]:
                     request.tape.drafted(count - 1)
             if speculated:
                 depths.append(count - 1)
                 proposed += sizes[number]
-            emitted = request.emit(tokens[:count], _ORIGINS[count], logprobs.get(number))
+                counts.accepted_by_source.update(sources[number])
+            emitted = request.emit(tokens[:count], _ORIGINS[count], logprobs.get(number), sources[number])
             request.count_round(emitted.origins, drafted=speculated)
             counts.request_rounds += 1
             counts.round_tokens += len(emitted.token_ids)
@@ -372,8 +375,9 @@ class EngineCore:
             text = self._decode_text(request) if watch is None else watch.text
             completion = request.complete(text, self._phases())
         result = StepResult(
-            request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text, tree
-        )
+            request.id, emitted.token_ids, emitted.origins, completion, emitted.logprobs, emitted.text, tree,
+            emitted.sources,
+        )  # fmt: skip
         self._results.append(result)
         if request.finish_reason:
             if request.tape is not None and self._recorder is not None:

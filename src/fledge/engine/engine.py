@@ -7,7 +7,7 @@ import inspect
 import queue
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Unpack
 
@@ -45,6 +45,7 @@ class Piece:
     origins: list[int]  # per token: 0 from the target itself, d an accepted draft of depth d
     completion: Completion | None  # set in the last piece
     logprobs: list[TokenLogprob] | None = None  # per token, if requested
+    sources: list[str] = field(default_factory=list)  # per token: who proposed it, as in CompletionStats
 
 
 class Engine:
@@ -76,8 +77,9 @@ class Engine:
         runner = (
             head_runner(target, head, draft_weights=options.draft_weights) if isinstance(head, Head) else head
         )
-        for proposer in options.proposers:
-            proposer.start(target)
+        for one in (*options.proposers, options.own_drafter):
+            if one is not None:
+                one.start(target)
         parts = build_parts(target.decoder, runner, options)
         self.max_batch, self.recorder = options.max_batch, options.recorder
         self.head_name = head.name if isinstance(head, Head) else ""
@@ -330,7 +332,9 @@ class _Answer:
             result = self._results.get()
             self.complete = result.completion is not None
             text = self._text(result) if result.text is None else result.text
-            yield Piece(text, result.token_ids, result.origins, result.completion, result.logprobs)
+            yield Piece(
+                text, result.token_ids, result.origins, result.completion, result.logprobs, result.sources
+            )
 
     def _text(self, result: StepResult) -> str:
         stopped = result.completion is not None and result.completion.finish_reason != "length"

@@ -51,7 +51,7 @@ class Tape:
     group: str
     prompt_tokens: int
     greedy: bool
-    accepted: int = 0  # of the head's drafts, in the rounds to which prompt lookup had nothing to add
+    accepted: int = 0  # of the head's drafts, in the rounds that no proposal joined
     rounds: int = 0  # these
     _prompt: list[Tensor] = field(default_factory=list)
     _answer: list[Tensor] = field(default_factory=list)
@@ -95,6 +95,9 @@ class Tape:
         return Recorded(self.group, list(token_ids[first:]), prompt, states, self.greedy)
 
 
-def copied_lengths(drafted: Drafts, requests: int) -> list[int]:
-    """Per request, the length of prompt lookup's match: 0 where a round's drafts are the head's alone."""
-    return [0] * requests if drafted.proposal is None else list(drafted.proposal.matched.tolist())
+def joined(drafted: Drafts, requests: int) -> list[bool]:
+    """Per request, whether a proposal joined the head's drafts in this round."""
+    if drafted.proposal is None:
+        return [False] * requests
+    joins: list[bool] = (drafted.proposal.token_ids >= 0).any(1).tolist()
+    return joins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -38,6 +39,13 @@ class CompletionStats:
     phases: PhaseSeconds  # the engine's phases while this request was running, shared with its neighbours
     preemptions: int = 0
     cached_tokens: int = 0  # of the prompt, whose KV another request had left in the prefix cache
+    # Per token: who proposed it ("head", "lookup", "grammar", or a drafter's name); empty: the target's own
+    token_sources: list[str] = field(default_factory=list)
+
+    @property
+    def accepted_by_source(self) -> dict[str, int]:
+        """Accepted drafts by who proposed them: what the head proposes is the head's, whoever else does."""
+        return dict(Counter(filter(None, self.token_sources)))
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,9 @@ class TreeTrace:
     parents: list[int]  # -1 for the root
     log_probs: list[float]  # the head's, cumulative from the root
     path: list[int]  # the accepted nodes, the root first
+    sources: list[str] = field(
+        default_factory=list
+    )  # who proposed each, as in CompletionStats; empty at the root
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ class StepResult:
     # What became certain of a text with stop strings; None: no such, decode the tokens
     text: str | None = None
     tree: TreeTrace | None = None  # for requests submitted with `trace`, in rounds that drafted
+    sources: list[str] = field(default_factory=list)  # as in CompletionStats.token_sources
 
 
 Sink = Callable[[StepResult], None]
@@ -88,6 +100,7 @@ class Emitted(NamedTuple):
 
     token_ids: list[int]
     origins: list[int]
+    sources: list[str]
     logprobs: list[TokenLogprob] | None
     text: str | None  # as in StepResult
 
@@ -112,6 +125,7 @@ class Request:
     # The answer so far.
     output_ids: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by position in the prompt
     finish_reason: FinishReason | None = None
@@ -200,8 +214,12 @@ class Request:
         token_ids: Sequence[int],
         origins: Sequence[int],
         logprobs: Sequence[TokenLogprob] | None = None,
+        sources: Sequence[str] = (),
     ) -> Emitted:
-        """Take tokens up to the first stop or max_tokens; nothing after it is kept."""
+        """Take tokens up to the first stop or max_tokens; nothing after it is kept.
+
+        `sources`: who proposed each; tokens beyond them are the target's own.
+        """
         room = self.params.max_tokens - len(self.output_ids)
         taken = list(token_ids[:room])
         for index, token in enumerate(taken):
@@ -215,7 +233,8 @@ class Request:
                 self.finish_reason = "length"
         if self.finish_reason and self.watch is not None and self.watch.finish():
             self.finish_reason, self.stop_reason = "stop", self.watch.matched
-        sources = list(origins[: len(taken)])
+        depths = list(origins[: len(taken)])
+        proposed_by = [*sources[: len(taken)], *[""] * (len(taken) - len(sources))]
         reported = None
         if self.params.logprobs is not None and logprobs is not None:
             top = self.params.logprobs
@@ -224,9 +243,11 @@ class Request:
         if not self.output_ids:
             self.first_token_at = time.perf_counter()
         self.output_ids += taken
-        self.origins += sources
+        self.origins += depths
+        self.sources += proposed_by
         self.last_token_at = time.perf_counter()
-        return Emitted(taken, sources, reported, None if self.watch is None else self.watch.take())
+        text = None if self.watch is None else self.watch.take()
+        return Emitted(taken, depths, proposed_by, reported, text)
 
     def _stops_at(self, token: int) -> bool:
         """True if this token ends the answer. A stop token's own text is no part of the answer."""
@@ -280,6 +301,7 @@ class Request:
             phases=phases.since(self.phases_at_start or phases),
             preemptions=self.preemptions,
             cached_tokens=self.cached_tokens,
+            token_sources=list(self.sources),
         )
         return Completion(
             text=text,
@@ -296,9 +318,16 @@ class Request:
 
 
 def traces_of(
-    requests: Sequence[Request], tree: DraftTree, path: Tensor, rows: Sequence[Sequence[int]]
+    requests: Sequence[Request],
+    tree: DraftTree,
+    path: Tensor,
+    rows: Sequence[Sequence[int]],
+    names: Sequence[str],
 ) -> dict[int, TreeTrace]:
-    """By request id, the draft trees of those that were submitted with `trace`; a row begins with how many it emits."""
+    """By request id, the draft trees of those that were submitted with `trace`; a row begins with how many it emits.
+
+    `names`: of all that propose.
+    """
     traces: dict[int, TreeTrace] = {}
     for row, request in enumerate(requests):
         if request.trace and request.speculate:
@@ -306,5 +335,7 @@ def traces_of(
             nodes = int((tree.token_ids[row] >= 0).sum())
             columns = (tree.token_ids[row], tree.parents[row], tree.log_probs[row])
             ids, parents, scores = (column[:nodes].tolist() for column in columns)
-            traces[request.id] = TreeTrace(ids, parents, scores, path[row, : rows[row][0]].tolist())
+            sources = ["", *(names[source] for source in tree.sources[row, 1:nodes].tolist())]
+            accepted = path[row, : rows[row][0]].tolist()
+            traces[request.id] = TreeTrace(ids, parents, scores, accepted, sources)
     return traces

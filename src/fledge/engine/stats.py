@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,9 @@ class EngineStats:
     drafts: int  # trees proposed, one per speculating request and round
     draft_tokens: int  # their nodes, roots left out
     accepted_by_depth: list[int]  # [d - 1]: trees whose accepted path reached depth d
+    accepted_by_source: dict[
+        str, int
+    ]  # the same tokens by who proposed them: "head", "lookup", ... (`Source`)
     running: int  # requests being decoded or prefilled now
     waiting: int  # requests the engine has queued
     kv_usage: float  # share of the KV pool's pages in use
@@ -63,6 +67,7 @@ class Counts:
         self.rounds = self.request_rounds = self.round_tokens = self.prompt_tokens = 0
         self.drafts = self.draft_tokens = 0
         self.accepted_by_depth: list[int] = []
+        self.accepted_by_source = Counter[str]()
         self._shapes: dict[TreeShape, PlannedShape] = {}
 
     def count_shape(self, shape: TreeShape, requests: int, tokens: int, seconds: float) -> None:

@@ -23,7 +23,7 @@ const Mirrored* fledge_mirrored() {
       {"PAGE_SIZE", kPage}, {"MOST_NODES", kMostNodes}, {"MOST_THREADS", Team::kMaxThreads},
       {"PANEL", kPanel}, {"MOST_PARTS", Weight::kMostParts},
       {"AHEAD", kAhead}, {"MOST_HEAD_VECTORS", kMostHeadVectors},
-      {"MOST_CANDIDATES", kMostCandidates},
+      {"MOST_CANDIDATES", kMostCandidates}, {"LOOKUP_SOURCE", kLookupSource},
       {"HEAD_TEMPERATURE_PERCENT", kHeadTemperaturePercent},
       {nullptr, 0},
   };

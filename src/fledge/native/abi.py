@@ -19,6 +19,7 @@ MOST_PARTS = 4  # of a packed weight
 AHEAD = 2  # a head's row at position p proposes x[p + 2]
 MOST_HEAD_VECTORS = 16
 MOST_CANDIDATES = 256  # of a row of a head
+LOOKUP_SOURCE = 1  # who proposed a token: prompt lookup; see drafters/proposal.py
 HEAD_TEMPERATURE_PERCENT = 90  # of the target's temperature; see draft/race.py
 
 
@@ -156,8 +157,8 @@ class DraftOffsets(Structure):
     """Where each array of `Drafts` lies in its room, in bytes. round.h."""
 
     _fields_ = [
-        *((n, c_int64) for n in ("proposed", "matched", "counts", "rates", "scores")),
-        *((n, c_int64) for n in ("token_ids", "parents", "depths", "masks", "log_probs")),
+        *((n, c_int64) for n in ("proposed", "sources", "matched", "counts", "rates", "scores")),
+        *((n, c_int64) for n in ("token_ids", "parents", "depths", "masks", "node_sources", "log_probs")),
         *((n, c_int64) for n in ("picked", "row_masks", "first", "row_start", "tokens", "positions")),
     ]
 
@@ -208,6 +209,7 @@ LIMITS = {
     "AHEAD": AHEAD,
     "MOST_HEAD_VECTORS": MOST_HEAD_VECTORS,
     "MOST_CANDIDATES": MOST_CANDIDATES,
+    "LOOKUP_SOURCE": LOOKUP_SOURCE,
     "HEAD_TEMPERATURE_PERCENT": HEAD_TEMPERATURE_PERCENT,
 }
 

@@ -32,7 +32,8 @@ struct Draft {  // of B requests
     s.parents.assign(c.requests * (1 + size), 0);
     s.trees.clear();
     for (int64_t b = 0; b < c.requests; ++b) {
-      Proposal proposal{made.proposed() + b * t.lookup, made.rates() + b * t.lookup, t.lookup};
+      Proposal proposal{made.proposed() + b * t.lookup, made.rates() + b * t.lookup,
+                        made.sources() + b * t.lookup, t.lookup};
       if (t.lookup)
         made.matched()[b] = proposal.find(c.history + b * c.history_size, c.length[b], t.log_rates, t.longest);
       s.trees.push_back(Growth{t.topk, &s.ids[b * (1 + size)], &s.parents[b * (1 + size)], made.scores() + b * size,

@@ -26,6 +26,7 @@ int64_t Proposal::find(const int32_t* history, int64_t last, const float* log_ra
   }
   for (int64_t n = 0; n < count; ++n) {
     tokens[n] = matched ? history[end + 1 + n % (last - end)] : -1;  // what reaches the end repeats
+    sources[n] = kLookupSource;
     rates[n] = log_rates[matched ? std::min(matched + n, longest) : 0];
   }
   return matched;

@@ -54,9 +54,9 @@ struct DraftTerms {  // what bounds a draft; see `Terms`
 // Where a draft's arrays lie, in bytes: of B requests, M proposed tokens, C candidates at most, N nodes, R rows of the
 // verify. `DraftArrays::lay_out` has their sizes.
 struct DraftOffsets {
-  int64_t proposed, matched, counts;            // int64 [B, M], [B], [B] nodes below the root
+  int64_t proposed, sources, matched, counts;   // int64 [B, M], [B, M], [B], [B] nodes below the root
   int64_t rates, scores;                        // float [B, M] log probabilities of the proposed, [B, C]
-  int64_t token_ids, parents, depths, masks;    // int64 [B, N]
+  int64_t token_ids, parents, depths, masks, node_sources;  // int64 [B, N]
   int64_t log_probs;                            // float [B, N]
   int64_t picked, row_masks, first;             // int64 [R] which of all nodes are rows, [R], [B] each request's row
   int64_t row_start, tokens, positions;         // int32 [B + 1], [R], [R]
@@ -131,11 +131,13 @@ struct DraftArrays {
     };
     DraftOffsets& at = d->at;
     next(&at.proposed, copies, 8);
+    next(&at.sources, copies, 8);
     next(&at.matched, requests, 8);
     next(&at.counts, requests, 8);
     next(&at.rates, copies, 4);
     next(&at.scores, requests * candidates(t), 4);
-    for (int64_t* part : {&at.token_ids, &at.parents, &at.depths, &at.masks}) next(part, all_nodes, 8);
+    for (int64_t* part : {&at.token_ids, &at.parents, &at.depths, &at.masks, &at.node_sources})
+      next(part, all_nodes, 8);
     next(&at.log_probs, all_nodes, 4);
     next(&at.picked, d->rows, 8);
     next(&at.row_masks, d->rows, 8);
@@ -151,12 +153,14 @@ struct DraftArrays {
   }
   int64_t candidates() const { return candidates(t); }
   int64_t* proposed() const { return ids(made.at.proposed); }
+  int64_t* sources() const { return ids(made.at.sources); }
   int64_t* matched() const { return ids(made.at.matched); }
   int64_t* counts() const { return ids(made.at.counts); }
   int64_t* token_ids() const { return ids(made.at.token_ids); }
   int64_t* parents() const { return ids(made.at.parents); }
   int64_t* depths() const { return ids(made.at.depths); }
   int64_t* masks() const { return ids(made.at.masks); }
+  int64_t* node_sources() const { return ids(made.at.node_sources); }
   int64_t* picked() const { return ids(made.at.picked); }
   int64_t* row_masks() const { return ids(made.at.row_masks); }
   int64_t* first() const { return ids(made.at.first); }
@@ -169,7 +173,7 @@ struct DraftArrays {
 
   Nodes tree(int64_t request) const {
     int64_t at = request * made.nodes;
-    return {token_ids() + at, parents() + at, depths() + at, masks() + at, log_probs() + at};
+    return {token_ids() + at, parents() + at, depths() + at, masks() + at, node_sources() + at, log_probs() + at};
   }
   int64_t width() const {  // of their paths, at most
     int64_t most = made.nodes - 1;

@@ -73,6 +73,7 @@ float Growth::open_mass() const {
 }
 
 void Growth::select(const int64_t* depths, int64_t wanted, int64_t nodes, const Nodes& out) const {
+  int64_t own = candidates - proposal.count;  // the head's
   std::vector<int64_t> order(candidates);
   std::iota(order.begin(), order.end(), 1);
   auto end = order.begin() + wanted;
@@ -87,6 +88,7 @@ void Growth::select(const int64_t* depths, int64_t wanted, int64_t nodes, const 
     out.masks[n] = int64_t(uint64_t(1) << n) | (n ? out.masks[parent] : 0);
     out.token_ids[n] = empty ? -1 : ids[number];
     out.depths[n] = empty ? 1 : depths[number];
+    out.sources[n] = empty || number <= own ? 0 : proposal.sources[number - own - 1];
     out.log_probs[n] = empty ? kNever : number ? scores[number - 1] : 0.0f;
   }
 }

@@ -21,6 +21,8 @@ namespace fledge {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();  // log probability of what is not to be verified
 
+constexpr int64_t kLookupSource = 1;  // who proposed a token: prompt lookup; see `Source` in drafters/proposal.py. 0: the head
+
 // What a verify of `rows` rows costs, in tokens: linear between `points` measured ones and beyond the last two, where it
 // never falls, and no less than at the first; as `CostCurve.at`.
 inline double cost_of(const int64_t* measured, const double* costs, int64_t points, int64_t rows) {
@@ -31,9 +33,10 @@ inline double cost_of(const int64_t* measured, const double* costs, int64_t poin
   return costs[right - 1] + slope * double(rows - measured[right - 1]);
 }
 
-struct Proposal {  // prompt lookup's, of one request
-  int64_t* tokens;  // [count], -1 throughout where nothing repeats
-  float* rates;     // [count], each one's log probability given those before it
+struct Proposal {    // prompt lookup's, of one request
+  int64_t* tokens;   // [count], -1 throughout where nothing repeats
+  float* rates;      // [count], each one's log probability given those before it
+  int64_t* sources;  // [count], whose each is
   int64_t count;
 
   // Looks for the end of history[0 .. last] earlier in it; `log_rates` [longest + 1] by the length of the match, tokens
@@ -42,7 +45,7 @@ struct Proposal {  // prompt lookup's, of one request
 };
 
 struct Nodes {  // of one tree, [N] each, parents before children; see `DraftTree`
-  int64_t *token_ids, *parents, *depths, *masks;
+  int64_t *token_ids, *parents, *depths, *masks, *sources;
   float* log_probs;
 };
 

@@ -28,8 +28,9 @@ class Delta:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    # For jobs with a trace: (text, origin) of each token, and each round's tree with its bonus token.
+    # For jobs with a trace: (text, origin) of each token, who proposed it, and each round's tree with its bonus token.
     pieces: list[tuple[str, int]] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     trees: list[tuple[TreeTrace, int | None]] = field(default_factory=list)
     parts: MessageParts = field(default_factory=MessageParts)  # the text as message parts
     completion: Completion | None = None  # in the last delta
@@ -156,6 +157,7 @@ class Job:
         if completion is not None:
             pieces.append(self._detokenizer.add([], last=True))
         self._pending.pieces += zip(pieces, [*result.origins, 0], strict=False)
+        self._pending.sources += [*result.sources, ""][: len(pieces)]
         return "".join(pieces)
 
     def _stop_text(self, completion: Completion | None) -> str:

@@ -203,6 +203,10 @@ class Metrics(Collector):
                 {(self._model, str(position)): count for position, count in enumerate(accepted)},
             ),
             (
+                "fledge:accepted_tokens", "accepted drafts by who proposed them", ("source",),
+                {(source,): count for source, count in stats.accepted_by_source.items()},
+            ),
+            (
                 "fledge:tree_rounds", "rounds by tree: depth x children x nodes", ("tree",),
                 {(tree,): row.rounds for tree, row in trees.items()},
             ),

@@ -6,6 +6,7 @@ import json
 import math
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -109,7 +110,7 @@ class Renderer:
                 choice["prompt_token_ids"] = job.prompt_ids
         if job.trace:
             trees = [self._tree(tree, bonus) for tree, bonus in delta.trees]
-            choice["trace"] = {"pieces": delta.pieces, "trees": trees}
+            choice["trace"] = {"pieces": delta.pieces, "sources": delta.sources, "trees": trees}
         return choice
 
     def _logprobs(self, entries: Sequence[TokenLogprob], job: Job) -> Json:
@@ -166,6 +167,7 @@ class Renderer:
             "tokens": self._tokens.names(tree.token_ids),
             "parents": tree.parents,
             "probs": [round(math.exp(min(value, 0.0)), 4) for value in tree.log_probs],
+            "sources": tree.sources,
             "path": tree.path,
             "bonus": None if bonus is None else self._tokens.token(bonus)[0],
         }
@@ -229,6 +231,7 @@ def usage(jobs: Sequence[Job]) -> Json:
         "rounds": rounds,
         "drafted_rounds": sum(each.drafted_rounds for each in stats),
         "accepted_by_depth": [sum(counts) for counts in by_depth],
+        "accepted_by_source": dict(sum((Counter(each.accepted_by_source) for each in stats), Counter[str]())),
         "ttft_ms": round(min(each.ttft_ms for each in stats), 3),
         "tpot_ms": round(sum(each.tpot_ms for each in stats) / len(stats), 3),
     }

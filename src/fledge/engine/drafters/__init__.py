@@ -2,7 +2,8 @@
 
     drafter.py   what a round asks of one
     eagle.py     the draft head, with prompt lookup merged into its trees; growth.py grows these
-    lookup.py    prompt lookup; proposal.py: what it proposes; merge.py merges that into a tree
+    lookup.py    prompt lookup. proposer.py: proposals of one's own beside a head
+    proposal.py  what either proposes, and who proposed a token; merge.py merges that into a tree
     guided.py    drafts for structured outputs
     progress.py  how much of a request a drafter has read
 

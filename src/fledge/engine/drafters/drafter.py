@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from fledge.engine.drafters.proposal import Proposal
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.rounds.tree import Accepted
 from fledge.target.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from fledge.target.target import Target
 
 
 class Candidates(NamedTuple):
@@ -31,6 +34,7 @@ class Candidates(NamedTuple):
     # For the planner: these log probabilities by level that was drafted, [B, C_d] each, and what lookup proposed.
     levels: Sequence[Tensor] = ()
     proposal: Proposal | None = None
+    sources: Tensor | None = None  # [B, 1 + C] int64, who proposed each (`Source`); None: this drafter
 
     @classmethod
     def chains(cls, root: Tensor, proposed: Sequence[Sequence[tuple[int, float]]]) -> Candidates:
@@ -71,6 +75,7 @@ class Candidates(NamedTuple):
             depths=self.depths.clamp(max=reach)[chosen],
             window_mask=mask,
             log_probs=torch.nn.functional.pad(log_probs, (1, 0)).gather(1, chosen),
+            sources=torch.zeros_like(chosen) if self.sources is None else self.sources.gather(1, chosen),
         )
 
 
@@ -93,10 +98,14 @@ class Prompts(NamedTuple):
 class Drafter:
     """Proposes tokens for the running requests. All methods but `propose` may be left as they are."""
 
+    name = ""  # in statistics; empty: the class's
     features = False  # whether it reads the target's features
     remembers: int | None = None  # positions of a request that it can catch up on, at most; None: all
     vocabulary: int | None = None  # tokens that it can propose, at most; None: all
     recordable = False  # whether its rounds can be CUDA graphs: proposing exchanges no value with the host
+
+    def start(self, target: Target) -> None:
+        """Called once, before the first request: for the tokenizer, say."""
 
     def propose(self, batch: RunningBatch, plan: RoundPlan) -> Candidates:
         """Candidates for all running requests, no deeper than `plan.bound.reach`."""

@@ -71,6 +71,7 @@ class HeadState(NamedTuple):
 class Eagle(Drafter):
     """A draft head over the engine's pool of pages."""
 
+    name = "head"
     features = recordable = True
 
     def __init__(

@@ -72,11 +72,13 @@ class TreeGrowth:
         """All that was proposed, lookup's own last."""
         tokens, parents, scores = list(self._tokens), list(self._parents), list(self.levels)
         depths = [0, *(depth for depth, level in enumerate(scores, 1) for _ in range(level.shape[1]))]
-        if self._merge is not None:
+        sources = None
+        if self._merge is not None and self._proposal is not None:
             slots = self._merge.slots(self._candidates)
             tokens.append(slots.token_ids)
             parents.append(slots.parents)
             scores.append(slots.log_probs)
+            sources = torch.nn.functional.pad(self._proposal.sources, (1 + self._candidates, 0))
         return Candidates(
             torch.cat(tokens, 1),
             torch.cat(parents, 1),
@@ -84,6 +86,7 @@ class TreeGrowth:
             torch.cat(scores, 1),
             self.levels,
             self._proposal,
+            sources,
         )
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fledge.engine.drafters.proposal import Proposal
+from fledge.engine.drafters.proposal import Proposal, Source
 from fledge.engine.structured import Follower
 
 _FORCED = math.log(0.9)  # forced text can be split in other ways, and the target may prefer one
@@ -41,7 +41,7 @@ class GuidedDrafts:
 
         Where tokens are forced right now, those alone.
         """
-        token_ids, log_probs, matched = (column.clone() for column in lookup)
+        token_ids, log_probs, matched, sources = (column.clone() for column in lookup)
         limit = token_ids.shape[1]
         for row, follower in self._followers.items():
             copied = [token for token in token_ids[row].tolist() if token >= 0]
@@ -50,9 +50,10 @@ class GuidedDrafts:
             token_ids[row] = torch.tensor(tokens + [-1] * (limit - len(tokens)))
             log_probs[row, len(copied) : len(tokens)] = _FORCED
             log_probs[row, len(tokens) :] = -math.inf
+            sources[row, len(copied) :] = Source.GRAMMAR
             if not copied:
                 matched[row] = 0
-        return Proposal(token_ids, log_probs, matched)
+        return Proposal(token_ids, log_probs, matched, sources)
 
     def first(self, token_ids: Tensor, log_probs: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """The best `topk` of the first level's candidates [B, K]; forbidden ones come last."""

@@ -24,7 +24,7 @@ from fledge.engine.batch import RunningBatch
 from fledge.engine.drafters.drafter import Candidates, Drafter
 from fledge.engine.drafters.growth import TreeGrowth
 from fledge.engine.drafters.guided import guided
-from fledge.engine.drafters.proposal import LONGEST, Proposal
+from fledge.engine.drafters.proposal import LONGEST, Proposal, Source
 from fledge.engine.drafters.proposer import Proposers
 from fledge.engine.planner.plan import RoundPlan
 from fledge.engine.selection import SelectionRows
@@ -75,4 +75,5 @@ def find(history: Tensor, length: Tensor, tokens: int, log_rates: Tensor) -> Pro
     source = (best + 1 + steps % (last - best).clamp(min=1)).clamp(max=known - 1)
     token_ids = history.gather(1, source).to(torch.int64)
     reached = torch.where(found > 0, (found + steps).clamp(max=LONGEST), 0)  # [B, M]
-    return Proposal(token_ids.masked_fill(found == 0, -1), log_rates[reached], found[:, 0])
+    sources = torch.full_like(token_ids, Source.LOOKUP)
+    return Proposal(token_ids.masked_fill(found == 0, -1), log_rates[reached], found[:, 0], sources)

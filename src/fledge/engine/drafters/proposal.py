@@ -1,14 +1,16 @@
-"""Prompt lookup's proposals, and the observed accuracy of such tokens."""
+"""Proposals that join a head's trees, whose tokens they are, and the observed accuracy of prompt lookup's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fledge.base.device import write
+from fledge.native.abi import LOOKUP_SOURCE
 
 LONGEST = 24  # tokens: longer matches (loops) count as this long
 # By length: what 120 greedy answers of SmolLM2-135M to mt_bench, gsm8k and humaneval prompts showed, rounded.
@@ -17,12 +19,26 @@ _PRIOR_SEEN = 8.0  # observations a first guess is worth
 _MOST_SEEN = 200.0  # cap on the effective sample size, so old observations decay
 
 
+class Source(IntEnum):
+    """The proposer of a token, as a number.
+
+    A token that the head proposes is the head's, whoever else does. Otherwise it is that of the one proposal that joins
+    the request's tree: the surest of prompt lookup's and the proposers', the first of equals.
+    """
+
+    HEAD = 0  # or a drafter in its place
+    LOOKUP = LOOKUP_SOURCE
+    GRAMMAR = 2  # forced by a structured output's grammar
+    PROPOSER = 3  # the first of the engine's proposers; the others follow
+
+
 class Proposal(NamedTuple):
-    """Prompt lookup's proposal: M tokens for each of B requests."""
+    """One proposal for each of B requests, of M tokens."""
 
     token_ids: Tensor  # [B, M] int64; -1 throughout where nothing repeats
     log_probs: Tensor  # [B, M] float32, each token's given those before it; -inf where there is none
-    matched: Tensor  # [B] int64, length of the match; 0: none; -1 - n: it is proposer n's (proposer.py)
+    matched: Tensor  # [B] int64, length of prompt lookup's match; 0: it has no tokens here
+    sources: Tensor  # [B, M] int64, whose each token is: a `Source`, for proposer n PROPOSER + n
 
 
 class MatchRates:
@@ -38,12 +54,19 @@ class MatchRates:
         """Compare a proposal with the round's result; each row holds how many tokens were emitted, then the tokens."""
         if not proposal.token_ids.shape[1]:
             return
-        for matched, proposed, (count, *emitted) in zip(
-            proposal.matched.tolist(), proposal.token_ids.tolist(), rows, strict=True
+        for matched, proposed, sources, (count, *emitted) in zip(
+            proposal.matched.tolist(),
+            proposal.token_ids.tolist(),
+            proposal.sources.tolist(),
+            rows,
+            strict=True,
         ):
-            if matched <= 0:
+            if not matched:
                 continue
-            for step, (guess, token) in enumerate(zip(proposed, emitted[:count], strict=False)):
+            copied = [
+                token for token, source in zip(proposed, sources, strict=True) if source == Source.LOOKUP
+            ]
+            for step, (guess, token) in enumerate(zip(copied, emitted[:count], strict=False)):
                 self._count(min(matched + step, LONGEST) - 1, guess == token)
                 if guess != token:
                     break

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fledge.engine.batch import RunningBatch
-from fledge.engine.drafters.proposal import Proposal
+from fledge.engine.drafters.proposal import Proposal, Source
 
 if TYPE_CHECKING:
+    from fledge.engine.drafters.drafter import Drafter
     from fledge.engine.params import SamplingParams
     from fledge.engine.request import Request
     from fledge.target.target import Target
@@ -65,11 +66,11 @@ class ProposerStats:
 
     asked: int = 0  # times, once for each request and round
     proposed: int = 0  # tokens that were offered to the head's trees
-    accepted: int = 0  # of these
+    accepted: int = 0  # of these, whether or not the head proposed them, too
     failed: int = 0  # exceptions
 
 
-class _Source:
+class _Asked:
     """A proposer, what it has done, and what its word is worth."""
 
     def __init__(self, proposer: Proposer) -> None:
@@ -108,29 +109,31 @@ class _Source:
             self._claimed = _MOST_SEEN
 
 
+def source_names(drafter: Drafter, proposers: Sequence[Proposer]) -> list[str]:
+    """The names in statistics of all that propose, by `Source`; alike ones are numbered."""
+    everyone: list[Drafter | Proposer] = [drafter, *proposers]
+    own = [one.name or type(one).__name__ for one in everyone]
+    names = [own[0], "lookup", "grammar", *own[1:]]
+    earlier = [names[:number].count(name) for number, name in enumerate(names)]
+    return [f"{name} {count + 1}" if count else name for name, count in zip(names, earlier, strict=True)]
+
+
 class Proposers:
     """An engine's proposers, asked for each request of a round; moves with the batch's rows (`RowState`)."""
 
     def __init__(self, proposers: Sequence[Proposer], vocabulary: int, rows: int) -> None:
-        self._sources = [_Source(proposer) for proposer in proposers]
+        self._sources = [_Asked(proposer) for proposer in proposers]
         self._vocabulary = vocabulary
         self._requests: list[Request | None] = [None] * rows
 
-    def stats(self) -> dict[str, ProposerStats]:
-        """Counts by the proposers' names."""
-        named: dict[str, ProposerStats] = {}
-        for source in self._sources:
-            alike = sum(name.partition(" ")[0] == source.name for name in named)
-            named[f"{source.name} {alike + 1}" if alike else source.name] = source.stats
-        return named
+    def stats(self, names: Sequence[str]) -> dict[str, ProposerStats]:
+        """Counts by the proposers' names, of those by `Source`."""
+        return dict(zip(names[Source.PROPOSER :], (source.stats for source in self._sources), strict=True))
 
     def compete(self, found: Proposal, batch: RunningBatch) -> Proposal:
-        """Prompt lookup's proposal, replaced where a proposer is surer of its first token.
-
-        Proposer n's have -1 - n as their match.
-        """
+        """Prompt lookup's proposal, replaced where a proposer is surer of its first token."""
         now, limit = batch.view(), found.token_ids.shape[1]
-        token_ids, log_probs, matched = (column.cpu().clone() for column in found)
+        token_ids, log_probs, matched, sources = columns = [column.cpu().clone() for column in found]
         rows = batch.speculating().rows
         for row, length in enumerate(now.length.tolist()):
             request = self._requests[row]
@@ -146,22 +149,27 @@ class Proposers:
                 surest = chain[0][1]
                 token_ids[row] = torch.tensor([token for token, _ in chain] + [-1] * (limit - len(chain)))
                 chances = [math.log(chance) for _, chance in chain] + [-math.inf] * (limit - len(chain))
-                log_probs[row], matched[row] = torch.tensor(chances), -1 - number
-        return Proposal(*(column.to(batch.device) for column in (token_ids, log_probs, matched)))
+                log_probs[row], matched[row] = torch.tensor(chances), 0
+                sources[row] = Source.PROPOSER + number
+        return Proposal(*(column.to(batch.device) for column in columns))
 
     def observe(self, proposal: Proposal, rows: Sequence[Sequence[int]]) -> None:
         """Compare a proposal with the round's result; each row holds how many tokens were emitted, then the tokens."""
-        for matched, proposed, log_probs, (count, *emitted) in zip(
-            proposal.matched.tolist(),
+        for sources, proposed, log_probs, (count, *emitted) in zip(
+            proposal.sources.tolist(),
             proposal.token_ids.tolist(),
             proposal.log_probs.tolist(),
             rows,
             strict=True,
         ):
-            if matched >= 0:
+            if sources[0] < Source.PROPOSER:
                 continue
-            source = self._sources[-1 - matched]
-            chain = [token for token in proposed if token >= 0]
+            source = self._sources[sources[0] - Source.PROPOSER]
+            chain = [
+                token
+                for token, own in zip(proposed, sources, strict=True)
+                if token >= 0 and own == sources[0]
+            ]
             right = 0
             while right < min(len(chain), count) and chain[right] == emitted[right]:
                 right += 1

@@ -66,6 +66,7 @@ class NativeDraft:
             self._ids("depths", *shape),
             self._ids("masks", *shape),
             self._floats("log_probs", *shape),
+            self._ids("node_sources", *shape),
         )
 
     @cached_property
@@ -83,7 +84,10 @@ class NativeDraft:
         if not self._bound.lookup:
             return None
         return Proposal(
-            self._ids("proposed", *shape), self._floats("rates", *shape), self._ids("matched", self._requests)
+            self._ids("proposed", *shape),
+            self._floats("rates", *shape),
+            self._ids("matched", self._requests),
+            self._ids("sources", *shape),
         )
 
     @cached_property

@@ -95,7 +95,7 @@ class TorchRound:
         root, bound = self.batch.view().bonus[:, None], plan.bound
         if self.drafter is None or bound == PLAIN:
             zeros = torch.zeros_like(root)
-            tree = DraftTree(root.clone(), zeros - 1, zeros, zeros + 1, zeros.float())
+            tree = DraftTree(root.clone(), zeros - 1, zeros, zeros + 1, zeros.float(), zeros)
             return Drafted(tree, PLAIN, [], None)
         made = self.drafter.propose(self.batch, plan)
         shape = bound.cut(nodes=min(bound.nodes, made.token_ids.shape[1]))  # it may propose fewer

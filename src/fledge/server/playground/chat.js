@@ -25,7 +25,7 @@ const chat = {
   id: null, messages: [], running: null,
 
   empty() {
-    const box = make("div", { className: "empty" }, "Tokens are coloured by who proposed them: the draft head, by depth, or the target itself.", make("br"));
+    const box = make("div", { className: "empty" }, "Tokens are coloured by who proposed them: the draft head, by depth, prompt lookup, or the target itself.", make("br"));
     for (const question of SUGGESTIONS) box.append(make("button", { textContent: question, onclick: () => this.ask(question) }));
     byId("log").replaceChildren(box);
   },

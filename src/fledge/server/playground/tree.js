@@ -2,11 +2,20 @@
 // the accepted path. A node's place is the middle of its leaves.
 
 const SVG = "http://www.w3.org/2000/svg";
-const ORIGINS = 7;
+const DEEPEST = 7; // of the head's depths that have a colour of their own; deeper ones share the last
+const BESIDE_THE_HEAD = new Map([["lookup", "prompt lookup"], ["grammar", "forced by the form"]]);
 const NARROWEST = 68; // pixels of a column: five letters of a token
 const LOWEST = 17; // pixels of a leaf's row: a line of text
-const SCROLLBAR = 14;
-const originColour = (depth) => `var(--o${Math.min(depth, ORIGINS)})`;
+const SCROLLBAR = 10; // as in style.css
+
+// Who proposed a token: the target itself ("" as its source), the head by depth, or a drafter by name.
+function originOf(depth, source) {
+  const level = Math.min(depth, DEEPEST);
+  if (!source) return { place: 0, name: "bonus, the target's", colour: "var(--o0)" };
+  if (source === "head") return { place: level, name: `draft, depth ${level}${level === DEEPEST ? " and more" : ""}`, colour: `var(--o${level})` };
+  const name = BESIDE_THE_HEAD.get(source);
+  return { place: DEEPEST + 1, name: name ?? source, colour: `var(--${name ? source : "other"})` };
+}
 
 function shown(text) {
   const visible = text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "→") || "∅";
@@ -23,7 +32,7 @@ function element(name, attributes, parent) {
 // {tokens, parents, probs, path, bonus} -> nodes with depth and row, in units of columns and leaves.
 function placeNodes(tree) {
   const nodes = tree.tokens.map((text, index) => ({
-    text, index, parent: tree.parents[index], prob: tree.probs[index], on: tree.path.includes(index), children: [], depth: 0, row: 0,
+    text, index, source: tree.sources[index], parent: tree.parents[index], prob: tree.probs[index], on: tree.path.includes(index), children: [], depth: 0, row: 0,
   }));
   for (const node of nodes) {
     if (node.parent < 0) continue;
@@ -32,7 +41,7 @@ function placeNodes(tree) {
   }
   if (tree.bonus !== null) {
     const end = nodes[tree.path.at(-1)];
-    const bonus = { text: tree.bonus, index: -1, prob: 1, on: true, bonus: true, children: [], depth: end.depth + 1, parent: end.index, row: 0 };
+    const bonus = { text: tree.bonus, index: -1, source: "", prob: 1, on: true, bonus: true, children: [], depth: end.depth + 1, parent: end.index, row: 0 };
     end.children.unshift(bonus);
     nodes.push(bonus);
   }
@@ -67,10 +76,11 @@ function drawTree(box, tree) {
     }
     const group = element("g", { class: node.on ? "node on" : "node", opacity: node.on ? 1 : 0.8 + 0.2 * node.prob }, svg);
     const box = element("rect", { x: x(node) - w / 2, y: y(node) - h / 2, width: w, height: h, rx: 6 }, group);
-    if (node.on) box.style.fill = node.bonus || node.depth === 0 ? originColour(0) : originColour(node.depth);
+    const origin = originOf(node.depth, node.source);
+    if (node.on || origin.place > DEEPEST) box.style.fill = origin.colour;
     const letters = Math.max(1, Math.floor((w - 6) / 7.3)), text = shown(node.text);
     element("text", { x: x(node), y: y(node) }, group).textContent = text.length > letters ? text.slice(0, letters - 1) + "…" : text;
-    const what = node.bonus ? "bonus token, the target's own" : node.depth ? `draft of depth ${node.depth}, probability ${node.prob.toFixed(3)}` : "the token before the round";
+    const what = node.bonus ? "bonus token, the target's own" : node.depth ? `${origin.place > DEEPEST ? origin.name : "draft"}, depth ${node.depth}, probability ${node.prob.toFixed(3)}` : "the token before the round";
     element("title", {}, group).textContent = `${JSON.stringify(node.text)}: ${what}${node.on ? "" : ", not taken"}`;
   }
   box.replaceChildren(svg);
