@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ if not Path("/dev/nvidia0").exists():
 
 import hypothesis
 import pytest
+from filelock import FileLock
 
 from fledge.base import child
 from fledge.native.build import cache_folder
@@ -58,7 +61,7 @@ def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny tied Llama (8 layers, hidden 64, vocabulary 512, ChatML) in bf16. Read only."""
     from tests.tiny import save_tiny_target
 
-    return save_tiny_target(tmp_path_factory.mktemp("tiny") / "llama")
+    return made_once(tmp_path_factory, "llama", save_tiny_target)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +85,21 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: Path) -
     from fledge.run.pipeline import run_pipeline  # everything there is: tests of one room needn't wait for it
     from fledge.run.recipe import load_recipe
 
-    folder = tmp_path_factory.mktemp("run") / "run"
-    run_pipeline(Run(load_recipe(str(small_recipe)), str(folder), command="fledge run recipe.yaml"))
-    return folder
+    def run(folder: Path) -> None:
+        run_pipeline(Run(load_recipe(str(small_recipe)), str(folder), command="fledge run recipe.yaml"))
+
+    made = made_once(tmp_path_factory, "run", run)
+    return Path(shutil.copytree(made, tmp_path_factory.mktemp("run") / "run"))  # commands lock the folder
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """What the first of pytest's processes makes for all of them. Read only."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each has a folder of its own below the session's
+        root = root.parent
+    place, done = root / name, root / f"{name}.done"
+    with FileLock(root / f"{name}.lock"):
+        if not done.exists():
+            make(place)
+            done.touch()
+    return place

@@ -46,7 +46,13 @@ def test_an_advisory_does_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    ["data/test_kill.py", "data/test_ray.py", "features/test_ray_extract.py", "train/test_parallel.py"],
+    [
+        "data/test_kill.py",
+        "data/test_ray.py",
+        "features/test_ray_extract.py",
+        "run/test_pipeline_kill.py",
+        "train/test_parallel.py",
+    ],
 )
 def test_slow_tests_of_kills_torchrun_and_ray_are_among_them(file: str) -> None:
     text = (ROOT / "tests" / file).read_text("utf-8")

@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import fledge
@@ -51,6 +52,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
 def dependencies() -> dict[str, set[str]]:
     """By module, those that it imports, inside functions and for annotations too."""
     files = {".".join(p.relative_to(SOURCE.parent).with_suffix("").parts): p for p in SOURCE.rglob("*.py")}
@@ -113,7 +115,7 @@ def test_every_top_level_module_has_a_place_in_the_order():
 
 
 def test_rooms_import_downwards_only():
-    imported = dependencies()
+    imported = dict(dependencies())
     del imported["fledge"]  # it offers what all rooms have
     level = {"fledge": 0} | {module: LEVEL[module.split(".")[1]] for module in imported}
     assert [

@@ -16,7 +16,7 @@ def test_verify_names_a_fault_or_says_that_the_store_is_sound(
     fledge: Fledge, small_recipe: Path, finished_run: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(finished_run, tmp_path / "run"))
-    assert "is sound: 2 shards" in fledge("features", "verify", small_recipe, "--run-dir", folder)
+    assert "is sound: 1 shard," in fledge("features", "verify", small_recipe, "--run-dir", folder)
     shard = next((folder / "features").glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -56,6 +57,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def made_by_no_backend(folder: Path) -> dict[str, bytes]:
     """`files_of`, less the mark of the backend that decoded: answers of a server or of Ray's actors have none."""
     return {name: content for name, content in files_of(folder).items() if Path(name).name != "backend.json"}
+
+
+def kills(writes: Iterable[int]) -> list[Any]:
+    """Arguments of `killed_at_write`: just before and just after each of these writes. Two of three are slow."""
+    return [
+        pytest.param(write, after, marks=pytest.mark.slow if (2 * number + after) % 3 else ())
+        for number, write in enumerate(writes)
+        for after in (False, True)
+    ]
 
 
 @contextmanager

@@ -96,6 +96,6 @@ def test_a_run_of_the_target_alone_has_a_card_too(finished_run: Path) -> None:
     card = json.loads((finished_run / "data-card.json").read_text())
     [source] = card["sources"]
     assert source["kind"] == "self"
-    assert card["prompts"]["kept"] == source["chosen"] == 40
+    assert card["prompts"]["kept"] == source["chosen"] == 20
     assert card["conversations"]["draft_vocabulary"] == 128
     assert 0 < card["conversations"]["draft_vocabulary_coverage"] <= 1

@@ -22,7 +22,7 @@ from fledge.data.prompt_store import read_selection
 from fledge.engine import Engine
 from fledge.target import Target
 from tests.data.blacken import Blacken, BlackenAndTell
-from tests.data.conftest import files_of, killed_at_write
+from tests.data.conftest import files_of, killed_at_write, kills
 from tests.data.templates import FIXTURES
 from tests.data.test_contract import with_template
 
@@ -216,6 +216,7 @@ def test_nothing_is_written_before_it_is_treated(
     assert read_selection(str(tmp_path / "out"))["sources"][1]["rejected"]["private_policy"] > 0
 
 
+@pytest.mark.slow  # ten seconds, in which the processes import their packages
 def test_rows_are_treated_in_as_many_processes_as_asked_for(
     target: Target, sharegpt: str, tmp_path: Path
 ) -> None:
@@ -242,8 +243,7 @@ def undisturbed(
     return files_of(folder)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("write", range(0, 40, 5))
+@pytest.mark.parametrize(("write", "after"), kills(range(0, 40, 5)))
 def test_killed_at_any_write_and_started_again_the_files_are_the_same(
     target: Target,
     sharegpt: str,

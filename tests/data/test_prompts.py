@@ -12,7 +12,7 @@ from fledge.base.errors import DataError, FingerprintError
 from fledge.data import Opening, PromptOptions, make_prompts, prompt_summary, read_prompts
 from fledge.engine import Engine
 from fledge.target import Target
-from tests.data.conftest import Killed, files_of, killed_at_write
+from tests.data.conftest import Killed, files_of, killed_at_write, kills
 
 OPTIONS = PromptOptions(
     count=12,
@@ -64,8 +64,7 @@ def test_another_seed_gives_other_prompts(
     )
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("write", range(9))
+@pytest.mark.parametrize(("write", "after"), kills(range(9)))
 def test_killed_at_any_write_and_started_again_the_files_are_the_same(
     target: Target, engine: Engine, undisturbed: Path, tmp_path: Path, write: int, after: bool
 ) -> None:

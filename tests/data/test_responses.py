@@ -20,7 +20,7 @@ from fledge.data import (
 )
 from fledge.engine import Engine
 from fledge.target import Target
-from tests.data.conftest import Killed, files_of, killed_at_write
+from tests.data.conftest import Killed, files_of, killed_at_write, kills
 
 OPTIONS = RespondOptions(
     max_new_tokens=24, shard_size=7, second_turn=0.5, user_max_tokens=64, user_temperature=1.0, heldout=0.3
@@ -101,8 +101,7 @@ def test_the_batch_does_not_matter(target: Target, prompts: str, undisturbed: Pa
     assert files_of(tmp_path) == files_of(undisturbed)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("write", range(9))
+@pytest.mark.parametrize(("write", "after"), kills(range(9)))
 def test_killed_at_any_write_and_started_again_the_files_are_the_same(
     target: Target, prompts: str, undisturbed: Path, tmp_path: Path, write: int, after: bool
 ) -> None:

@@ -141,13 +141,13 @@ def changed(**fields: Any) -> Any:
     [
         (changed(token_ids=[1, 2, 10**9]), "wrong_ids"),
         (changed(token_ids=[5, 6, 7, 8]), "wrong_ids"),
-        (changed(token_ids=["a"]), "wrong_ids"),
+        pytest.param(changed(token_ids=["a"]), "wrong_ids", marks=pytest.mark.slow),
         (changed(token_ids=[], text=""), "wrong_length"),
         (changed(prompt_token_ids=[1, 2, 3]), "wrong_prompt_ids"),
         (changed(finish_reason="abort"), "finish_abort"),
         (changed(text=None), "malformed_reply"),
-        (lambda reply: {"choices": []}, "malformed_reply"),
-        (changed(prompt_token_ids=7), "wrong_prompt_ids"),
+        pytest.param(lambda reply: {"choices": []}, "malformed_reply", marks=pytest.mark.slow),
+        pytest.param(changed(prompt_token_ids=7), "wrong_prompt_ids", marks=pytest.mark.slow),
         (lambda reply: 400, "refused_by_server"),
         (lambda reply: "endless", "endless"),
     ],
@@ -160,7 +160,9 @@ def test_one_bad_reply_costs_one_prompt(
     assert summary.statistics.prompts == COUNT - 1
 
 
-@pytest.mark.parametrize("trouble", [503, 429, "hang up", b"not json"])
+@pytest.mark.parametrize(
+    "trouble", [503, "hang up", *(pytest.param(one, marks=pytest.mark.slow) for one in (429, b"not json"))]
+)
 def test_passing_trouble_is_tried_again(
     target: Target, server: CompletionServer, prompts: str, undisturbed: Path, tmp_path: Path, trouble: Any
 ) -> None:

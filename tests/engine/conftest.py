@@ -34,20 +34,16 @@ Greedy = Callable[[int], list[Completion]]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Modules with ON_BOTH_BACKENDS serve by rounds in torch, and by rounds in one C++ call.
 
-    On the kernels with quantised targets, too; those of modules without IN_EVERY_FORMAT are slow.
+    On the kernels with quantised targets, too: a mixture of forms in modules with IN_EVERY_FORMAT, the others slow.
     """
     if getattr(metafunc.module, "ON_BOTH_BACKENDS", False) and "backend" in metafunc.fixturenames:
-        marks = [pytest.mark.kernels]
-        backends = [
-            pytest.param("torch", None, id="torch"),
-            pytest.param("native", None, marks=marks, id="native"),
-        ]
-        if not getattr(metafunc.module, "IN_EVERY_FORMAT", False):
-            marks = [*marks, pytest.mark.slow]
-        backends += [
-            pytest.param("native", kind, marks=marks, id=f"native-{kind}")
-            for kind in ("q8_0", "q4_0", "mixed")
-        ]
+        often = {None, "mixed"} if getattr(metafunc.module, "IN_EVERY_FORMAT", False) else {None}
+        backends = [pytest.param("torch", None, id="torch")]
+        for kind in (None, "q8_0", "q4_0", "mixed"):
+            marks = [pytest.mark.kernels, *([] if kind in often else [pytest.mark.slow])]
+            backends.append(
+                pytest.param("native", kind, marks=marks, id=f"native-{kind}" if kind else "native")
+            )
         metafunc.parametrize(("backend", "quantised"), backends, indirect=True, scope="session")
 
 
@@ -97,7 +93,7 @@ def prompts() -> list[list[int]]:
     """Random prompts of different lengths."""
     rng = random.Random(0)
     return [
-        [rng.randrange(6, VOCABULARY) for _ in range(rng.choice([1, 3, 15, 16, 17, 40]))] for _ in range(24)
+        [rng.randrange(6, VOCABULARY) for _ in range(rng.choice([1, 3, 15, 16, 17, 40]))] for _ in range(14)
     ]
 
 

@@ -45,10 +45,7 @@ SETTINGS: dict[str, dict[str, object]] = {
         "frequency_penalty": 1.1,
     },
 }
-IN_SHORT = (
-    "top-k and min-p",
-    "penalties and bias",
-)  # the others are slow: test_sampling.py has their probabilities
+IN_SHORT = ("penalties and bias",)  # the others are slow: test_sampling.py has their probabilities
 FEW, MANY, CHUNK = 2_500, 200_000, 4_096
 HALF = [token for token in range(VOCABULARY) if token % 4 > 1]  # the likeliest next token, but not the second
 
@@ -178,7 +175,7 @@ def test_a_real_head_with_a_reduced_vocabulary_follows_the_exact_distribution(ta
     counts[HALF] = 1
     head = Head.from_target(target, DraftVocabulary.from_counts(counts, len(HALF)))
     engine = Engine(target, head, max_batch=256, tree=TREE, max_context=32)
-    answers, drafted = draw(engine, params, FEW)
+    answers, drafted = draw(engine, params, FEW // 2)
     assert drafted > 0.02
     assert cells.p_value(answers) > 0.001
 

@@ -128,7 +128,7 @@ def repetitive(prompts: list[list[int]]) -> list[list[int]]:
     return [3 * prompt[:12] + prompt[: number % 5] for number, prompt in enumerate(prompts[:10])]
 
 
-@pytest.mark.parametrize(("greedy", "max_batch"), [(True, 3), (False, 6)])
+@pytest.mark.parametrize(("greedy", "max_batch"), [pytest.param(True, 3, marks=pytest.mark.slow), (False, 6)])
 def test_replayed_rounds_are_those_that_would_be_launched(
     looping: Target, repetitive: list[list[int]], like_a_gpu: None, greedy: bool, max_batch: int
 ) -> None:

@@ -198,7 +198,7 @@ def test_sampled_output_equals_plain_sampled_output(
 
 def test_repetitions_are_accepted_even_with_a_useless_head(target: Target, plain: Engine) -> None:
     """A greedy model held to three tokens soon goes round in circles."""
-    held = {"max_tokens": 200, "ignore_eos": True, "logit_bias": {20: 80.0, 21: 80.0, 22: 80.0}}
+    held = {"max_tokens": 120, "ignore_eos": True, "logit_bias": {20: 80.0, 21: 80.0, 22: 80.0}}
     expected = plain.generate([[7, 8, 9]], **held)  # type: ignore[arg-type]
     head = scripted_head(target, expected, 0.0)
     alone = Engine(target, head, tree=TreeShape(2, 2, 6)).generate([[7, 8, 9]], **held)  # type: ignore[arg-type]

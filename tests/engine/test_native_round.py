@@ -89,7 +89,9 @@ def head(target: Target) -> Head:
     return noisy_head(target)
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(
+    "settings", [pytest.param(s, marks=pytest.mark.slow) if s == "filtered" else s for s in SETTINGS]
+)
 def test_both_backends_leave_the_same(target: Target, head: Head, settings: str) -> None:
     """Results, and all that is carried: heads that follow, fall behind and forget; requests that come and leave."""
     if settings == "structured" and find_spec("llguidance") is None:

@@ -53,8 +53,17 @@ def test_output_equals_plain_output_for_the_same_seed(
     assert sum(answer.stats.tau for answer in answers) / len(answers) > 1.4
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, TreeShape(2, 2, 10, lookup=7)], ids=str)
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2}])
+@pytest.mark.parametrize(
+    ("sampling", "shape"),
+    [
+        pytest.param(sampling, shape, marks=() if (number + place) % 2 else pytest.mark.slow)
+        for number, sampling in enumerate(
+            [{}, {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2}]
+        )
+        for place, shape in enumerate([*SHAPES, TreeShape(2, 2, 10, lookup=7)])
+    ],
+    ids=str,
+)
 def test_nothing_ends_an_answer_before_min_tokens(
     target: Target,
     plain: Engine,
@@ -153,7 +162,7 @@ def test_requests_with_options_may_have_trees_of_different_sizes(
 def test_a_stop_token_can_be_chosen_right_behind_min_tokens_and_not_before(
     target: Target, plain: Engine, prompts: list[list[int]]
 ) -> None:
-    whole = plain.generate(prompts[4:8], max_tokens=24, ignore_eos=True)
+    whole = plain.generate(prompts[4:8], max_tokens=12, ignore_eos=True)
     engine = Engine(target, scripted_head(target, whole, 0.9), tree=TreeShape(4, 3, 12))
     tried = 0
     for one in whole:
@@ -165,7 +174,7 @@ def test_a_stop_token_can_be_chosen_right_behind_min_tokens_and_not_before(
             for some in (plain, engine):
                 for least, ends in ((0, True), (place, True), (place + 1, False)):
                     (got,) = some.generate(
-                        [one.prompt_token_ids], max_tokens=24, min_tokens=least, stop_token_ids=[stop]
+                        [one.prompt_token_ids], max_tokens=12, min_tokens=least, stop_token_ids=[stop]
                     )
                     assert (got.token_ids == one.token_ids[: place + 1]) == ends
                     assert len(got.token_ids) > least

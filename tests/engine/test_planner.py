@@ -296,13 +296,13 @@ def test_adaptive_output_equals_plain_decode(
     target: Target, greedy: Greedy, prompts: list[list[int]], rate: float
 ) -> None:
     """Plain and speculative rounds alternate; the head catches up each time (the scripted head checks on what)."""
-    expected = greedy(60)
+    expected = greedy(30)
     head = scripted_head(target, expected, rate, best_first=True)
     head.strict = False
     engine = Engine(target, head, max_batch=5)
     head.strict = True
     choose_randomly(engine, random.Random(4))
-    answers = engine.generate(prompts, max_tokens=60, ignore_eos=True)
+    answers = engine.generate(prompts, max_tokens=30, ignore_eos=True)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert all(answer.stats.drafted_rounds < answer.stats.rounds for answer in answers)
 

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,20 +105,32 @@ def perfect_head(target: Target, jobs: list[Job]) -> ContextHead:
 TREES = [TreeShape(4, 1, 5), TreeShape(3, 2, 7), None]
 
 
-@pytest.mark.parametrize("tree", TREES, ids=str)
+def trees_but(*slow: TreeShape | None) -> list[Any]:
+    """All of them, but these are slow."""
+    return [pytest.param(tree, marks=pytest.mark.slow if tree in slow else ()) for tree in TREES]
+
+
+@pytest.mark.parametrize("tree", trees_but(TREES[0], TREES[2]), ids=str)
 def test_random_requests_get_plain_answers_and_hits_cost_no_acceptance(
     bf16_target: Target, tree: TreeShape | None
 ) -> None:
     serve(bf16_target, jobs_for(bf16_target, 80, seed=1), 1, tree)
 
 
-@pytest.mark.parametrize("tree", TREES, ids=str)
+@pytest.mark.parametrize("tree", trees_but(TREES[1]), ids=str)
 def test_random_requests_get_the_same_with_overlap(bf16_target: Target, tree: TreeShape | None) -> None:
     serve(bf16_target, jobs_for(bf16_target, 80, seed=2), 2, tree, overlap=True)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("pays", [(False,), (True, False)])
+@pytest.mark.parametrize(
+    ("pays", "overlap"),
+    [
+        ((False,), False),
+        ((True, False), True),
+        pytest.param((False,), True, marks=pytest.mark.slow),
+        pytest.param((True, False), False, marks=pytest.mark.slow),
+    ],
+)
 def test_heads_that_are_left_behind_or_begin_later_know_all_behind_that(
     bf16_target: Target, pays: Sequence[bool], overlap: bool
 ) -> None:

@@ -25,7 +25,11 @@ def head(request: pytest.FixtureRequest, target: Target) -> Head:
     return estimating(head.with_window(request.param)) if request.param else head
 
 
-@pytest.mark.parametrize("shape", [None, *SHAPES], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [None, *SHAPES[1::2], *(pytest.param(other, marks=pytest.mark.slow) for other in SHAPES[::2])],
+    ids=str,
+)
 def test_greedy_output_equals_plain_decode(
     target: Target, greedy: Greedy, head: Head, prompts: list[list[int]], shape: TreeShape | None
 ) -> None:

@@ -141,7 +141,7 @@ def test_candidates_are_averages_that_follow_closely_at_first_and_then_slowly(
 
 def test_after_a_setback_it_is_the_serving_head_again(target: Target, samples: list[FeatureSample]) -> None:
     learning, _ = student(target, samples)
-    for _ in range(30):
+    for _ in range(20):
         learning.step()
     learning.accept()
     before = measured(learning)
@@ -231,8 +231,8 @@ def test_where_half_of_the_traffic_is_random_the_others_lose_next_to_nothing(
     poison = traffic(target, seed=3, group="poison", temperature=5.0)
     alone, _ = student(target, samples)
     both, _ = student(target, [one for pair in zip(samples, poison, strict=True) for one in pair])
-    expected = train(alone, 40).tau[1]
-    train(both, 80)
+    expected = train(alone, 25).tau[1]
+    train(both, 50)
     others = next(one for one in both.measure() if one.name == "a")
     assert others.tau[1] > 0.95 * expected
 

@@ -37,7 +37,7 @@ def results(compiler: str, isa: str, folder: Path, run: Sequence[str] = ()) -> R
     return [(name, np.array(values, dtype=np.float64)) for name, *values in lines]
 
 
-@pytest.mark.parametrize("isa", ["neon", "dotprod"])
+@pytest.mark.parametrize("isa", [pytest.param("neon", marks=pytest.mark.slow), "dotprod"])
 def test_arm64_computes_what_this_processor_computes(tmp_path: Path, isa: str) -> None:
     compiler = build.find_compiler()
     assert CROSS and EMULATOR and compiler  # noqa: PT018

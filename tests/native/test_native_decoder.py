@@ -333,7 +333,9 @@ def test_sampler_draws_from_the_exact_distribution(
     assert (drawn[rows] != sample(many[rows], setting, tossed[rows])).sum() <= 1
 
 
-@pytest.mark.parametrize("temperature", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize(
+    "temperature", [1.0, *(pytest.param(other, marks=pytest.mark.slow) for other in (0.2, 5.0))]
+)
 def test_sampler_draws_what_the_reference_draws_from_a_large_vocabulary(temperature: float) -> None:
     logits = torch.randn(200, 50_001, generator=torch.Generator().manual_seed(8)) * 3
     count = len(logits)

@@ -19,7 +19,7 @@ def write_small_recipe(path: Path, target: Path) -> Path:
     recipe = {
         "target": {"model": str(target)},
         "prompts": {
-            "count": 40,
+            "count": 20,
             "max_tokens": 24,
             "shard_size": 50,
             "max_batch": 8,
@@ -28,11 +28,11 @@ def write_small_recipe(path: Path, target: Path) -> Path:
             "openings": [{"category": "chat", "text": "Why is the sky blue", "until": "a"}],
         },
         "respond": {
-            "max_new_tokens": 40,
+            "max_new_tokens": 24,
             "max_prompt_tokens": 128,
             "shard_size": 8,
             "max_batch": 8,
-            "heldout": 0.25,
+            "heldout": 0.4,
         },
         "features": {"shard_mib": 1, "batch_tokens": 256},
         "train": {

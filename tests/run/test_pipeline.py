@@ -247,7 +247,12 @@ def test_data_that_changed_under_a_stage_is_refused(run_copy: Path, recipe: Reci
 
 @pytest.mark.parametrize(
     "product",
-    ["head/config.json", "head/model.safetensors", "bench/answers.jsonl", "bench/concurrency.jsonl"],
+    [
+        "head/model.safetensors",
+        "bench/answers.jsonl",
+        pytest.param("head/config.json", marks=pytest.mark.slow),
+        pytest.param("bench/concurrency.jsonl", marks=pytest.mark.slow),
+    ],
 )
 def test_a_deleted_product_is_made_again_and_nothing_else(
     run_copy: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str], product: str
@@ -362,10 +367,10 @@ def test_half_of_the_conversations_without_their_fingerprint_are_not_taken_for_a
         (conversations / name).unlink()
     with pytest.raises(StorageError, match=rf"a finished prompts of its own; delete {conversations} to make"):
         run_pipeline(Run(recipe, str(run_copy)))
-    before = (conversations / "conversations-00003.parquet").read_bytes()
+    before = (conversations / "conversations-00002.parquet").read_bytes()
     shutil.rmtree(conversations)
     run_pipeline(Run(recipe, str(run_copy)))
-    assert (conversations / "conversations-00003.parquet").read_bytes() == before
+    assert (conversations / "conversations-00002.parquet").read_bytes() == before
 
 
 def test_a_damaged_load_test_is_named_in_the_report(run_copy: Path, recipe: Recipe) -> None:
@@ -467,8 +472,8 @@ def test_the_estimate_knows_what_sources_give(tmp_path: Path, small_recipe: Path
     assert expected("prompts", f"[{own}, {{kind: self}}]").tokens == pytest.approx(alone.tokens / 4)
     wanted = estimate(Run(load_recipe(str(small_recipe)), str(tmp_path / "other")), ["respond"])[0]
     found = expected("respond", f"[{own}]")
-    assert found.tokens == pytest.approx(wanted.tokens * 5 / 40)
-    assert found.bytes > wanted.bytes * 5 / 40
+    assert found.tokens == pytest.approx(wanted.tokens * 5 / 20)
+    assert found.bytes > wanted.bytes * 5 / 20
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])

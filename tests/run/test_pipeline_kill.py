@@ -7,6 +7,8 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.run.small_run import start_fledge
 
 # Stage folder, and the file whose appearance means that the stage is at work.
@@ -63,6 +65,8 @@ def run_to_the_end(recipe: Path, folder: Path) -> str:
     return output.read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
 def test_killed_in_every_stage_and_started_again_ends_with_the_same_files(
     tmp_path: Path, small_recipe: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,14 +124,18 @@ def test_another_refusal_is_told_in_the_template_s_words_with_advice_that_fits(
     assert advice in str(caught.value)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_the_server_hands_out_it_takes_back(tmp_path: Path, stream: bool) -> None:
+@pytest.fixture(scope="module")
+def calling_twice(tmp_path_factory: pytest.TempPathFactory) -> Target:
     two = (
         '{"name": "look", "parameters": {"place": "sea"}}; {"name": "look", "parameters": {"place": "wood"}}'
     )
     lesson = ({"messages": [ASK], "tools": [TOOL]}, two)
-    target = teach(tmp_path / "taught", TEMPLATES["llama3_json, one call"], [lesson])
-    with running(Engine(target, max_batch=2), ServerOptions(port=0, model_names=(MODEL,))) as server:
+    return teach(tmp_path_factory.mktemp("taught"), TEMPLATES["llama3_json, one call"], [lesson])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_server_hands_out_it_takes_back(calling_twice: Target, stream: bool) -> None:
+    with running(Engine(calling_twice, max_batch=2), ServerOptions(port=0, model_names=(MODEL,))) as server:
         for more in ({}, {"tool_choice": "required"}, {"parallel_tool_calls": False}):
             body = {"messages": [ASK], "tools": [TOOL], "temperature": 0, "max_tokens": 200, **more}
             if stream:

@@ -65,7 +65,7 @@ def attack(live: Running, cases: int) -> int:
 
 
 def test_generated_requests_never_fail_the_server(live: Running) -> None:
-    assert attack(live, 170) > 200
+    assert attack(live, 60) > 70
     assert live.get("/health").status_code == 200
     assert live.server.worker.unfinished == 0
 

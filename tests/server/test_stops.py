@@ -10,7 +10,7 @@ from tests.server.conftest import QUESTIONS, Running, chunks
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
 )

@@ -52,6 +52,12 @@ GOES_ON = {"messages": [{"role": "user", "content": "Go on"}], "options": {"thin
 CALLS_ANSWER = "Let me see.\n" + CALL % SEA + "\n" + CALL % WOOD
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 200}
 
+# Speculation emits one token or several at once; plain decode, one at a time, is left to the slow tests.
+WAYS = [
+    pytest.param(False, id="plain", marks=pytest.mark.slow),
+    pytest.param(True, id="speculative"),
+]
+
 
 def served(target: Target, questions: list[Any], *, speculative: bool, **options: Any) -> Iterator[Running]:
     plain = Engine(target, max_batch=4)
@@ -79,13 +85,13 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return teach(tmp_path_factory.mktemp("taught") / "llama", TEMPLATES["hermes"], lessons)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "speculative"])
+@pytest.fixture(scope="module", params=WAYS)
 def calling(request: pytest.FixtureRequest, taught: Target) -> Iterator[Running]:
     questions = [LOOKS, THINKS, GOES_ON]
     yield from served(taught, questions, speculative=request.param, reasoning_parser="qwen3")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "speculative"])
+@pytest.fixture(scope="module", params=WAYS)
 def forced(request: pytest.FixtureRequest, taught: Target) -> Iterator[Running]:
     """Without a parser of reasoning, so that calls come at once."""
     yield from served(taught, [LOOKS, THINKS], speculative=request.param)
@@ -197,7 +203,8 @@ def test_a_call_that_is_asked_for_is_made_with_arguments_of_its_schema(
     forced: Running, choice: Any, several: bool, stream: bool
 ) -> None:
     asked: Any = {**THINKS, **GREEDY, "temperature": 1, "tools": [LOOK, WAIT], "tool_choice": choice}
-    for seed in range(3):
+    asked["max_tokens"] = 100
+    for seed in range(2):
         answer: Any = forced.client().chat.completions.create(
             **asked, seed=seed, parallel_tool_calls=several, stream=stream
         )

@@ -70,7 +70,7 @@ def memory_mb() -> float:
 
 
 def test_valid_bodies_are_answered_alike_whole_and_as_streams(server: Running) -> None:
-    answer_all(server, 60)
+    answer_all(server, 25)
 
 
 @pytest.fixture(scope="module")

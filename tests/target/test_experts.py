@@ -109,9 +109,9 @@ def sparse_target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def test_an_answer_with_a_head_is_the_plain_one(sparse_target: Target) -> None:
     head = random_head(sparse_target, DraftVocabulary.from_counts(torch.ones(512), 200), keep_output=True)
     prompts = [list(range(start, start + 20)) for start in (30, 90, 200)]
-    plain = Engine(sparse_target).generate(prompts, max_tokens=24, ignore_eos=True)
+    plain = Engine(sparse_target).generate(prompts, max_tokens=12, ignore_eos=True)
     engine = Engine(sparse_target, head, tree=TreeShape(depth=3, topk=2, nodes=6))
-    drafted = engine.generate(prompts, max_tokens=24, ignore_eos=True)
+    drafted = engine.generate(prompts, max_tokens=12, ignore_eos=True)
     assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
 
 

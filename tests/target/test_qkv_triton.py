@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-2}  # two roundings
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size"), [(4, 2, 64), (3, 3, 80), (8, 1, 128)], ids=["64", "80", "128"]
+    ("heads", "kv_heads", "size"), [(4, 2, 64), (3, 3, 80), (5, 1, 128)], ids=["64", "80", "128"]
 )
 @pytest.mark.parametrize("norms", [None, "float32", "same"])
 @pytest.mark.parametrize("turned", [True, False])
@@ -28,7 +28,7 @@ def test_it_equals_torch(
     dtype: torch.dtype, heads: int, kv_heads: int, size: int, norms: str | None, turned: bool
 ) -> None:
     generator = torch.Generator().manual_seed(size)
-    rows, slots = 5, torch.tensor([40, 3, 4, 77, 0], device=DEVICE)
+    rows, slots = 3, torch.tensor([40, 77, 0], device=DEVICE)
 
     def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(DEVICE, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 
 from fledge.base.errors import DataError
 from fledge.data.filters import words
@@ -53,11 +54,14 @@ class EvaluationIndex:
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._whole: set[int] = set()
         self._short_lengths: set[int] = set()  # of evaluation prompts that are searched for inside a text
-        self._grams: set[int] = set()  # every 5- to 13-gram: a short text may be part of a prompt
         # Every overlap of 5 words or more shares 5 consecutive words; Python's own hash rules out most texts quickly.
         self._first: set[int] = set()
-        for text in texts:
-            self._add(words(text))
+        self._texts = [found for text in texts if (found := words(text))]
+        for text_words in self._texts:
+            self._whole.add(_hash(text_words))
+            if _SHORT_GRAM <= len(text_words) < _LONG_GRAM:
+                self._short_lengths.add(len(text_words))
+            self._first.update(_fast_grams(text_words))
 
     def __contains__(self, text: str) -> bool:
         text_words = words(text)
@@ -71,15 +75,11 @@ class EvaluationIndex:
             return True
         return any(gram in self._grams for gram in _grams(text_words, _LONG_GRAM))
 
-    def _add(self, text_words: Sequence[str]) -> None:
-        if not text_words:
-            return
-        self._whole.add(_hash(text_words))
-        if _SHORT_GRAM <= len(text_words) < _LONG_GRAM:
-            self._short_lengths.add(len(text_words))
-        self._first.update(_fast_grams(text_words))
-        for length in range(_SHORT_GRAM, _LONG_GRAM + 1):
-            self._grams.update(_grams(text_words, length))
+    @cached_property
+    def _grams(self) -> set[int]:
+        """Every 5- to 13-gram, since a short text may be part of a prompt; made once a text shares 5 words."""
+        lengths = range(_SHORT_GRAM, _LONG_GRAM + 1)
+        return {gram for found in self._texts for length in lengths for gram in _grams(found, length)}
 
 
 def read_evaluation_texts(urls: Iterable[str]) -> list[str]:

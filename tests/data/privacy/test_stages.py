@@ -178,7 +178,7 @@ def test_an_answer_with_a_finding_is_not_kept(finished: Run, tmp_path: Path) -> 
     assert read_audit(out).dropped == {"answer": 1}
 
 
-@pytest.mark.parametrize("write", [3, 8, 14])
+@pytest.mark.parametrize("write", [8, *(pytest.param(other, marks=pytest.mark.slow) for other in (3, 14))])
 def test_killed_and_started_again_the_counts_are_the_same(
     talking_folder: Path, people: Path, finished: Run, tmp_path: Path, write: int
 ) -> None:

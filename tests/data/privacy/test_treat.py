@@ -127,7 +127,7 @@ def test_a_fresh_scan_of_treated_texts_finds_nothing_and_no_value_survives(polic
     options = PrivacyOptions.model_validate({"policy": policy})
     privacy, fresh = PrivacyFilter(options=options), PrivacyFilter(options=options)
     dropped = 0
-    for record in corpora.read("first")[:200]:
+    for record in corpora.read("first")[:100]:
         treated = privacy.treat(record.text)
         dropped += treated.turns is None
         if treated.text is None:
@@ -138,7 +138,7 @@ def test_a_fresh_scan_of_treated_texts_finds_nothing_and_no_value_survives(polic
             value = record.text[span.start : span.end]
             covered = any(f.start <= span.start and span.end <= f.end for f in found)
             assert not covered or len(value) < 5 or value not in treated.text
-    assert dropped <= 6
+    assert dropped <= 3
 
 
 # In the first corpus most names have nothing beside them.
