@@ -112,8 +112,8 @@ def spoken(text: str, results: Results) -> Iterator[tuple[str, float]]:
         yield read, demo.bandwidth.best_gb_s
     for released, tau, own, took in shown(
         text,
-        r"`make demo FULL=1` in bf16 says ([\d.]+)x with the shipped head \(tau\s([\d.]+)\) and ([\d.]+)x with its own, "
-        r"plain decode at ([\d.]+) ms",
+        r"`make demo FULL=1` in bf16 says ([\d.]+)x with the shipped head \(tau ([\d.]+)\) and ([\d.]+)x with its "
+        r"own, plain decode at ([\d.]+) ms",
     ):
         assert other.released is not None
         shipped = other.released.workloads["mixed"]

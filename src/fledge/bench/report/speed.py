@@ -41,7 +41,6 @@ class Hero:
     label: str
     style: str
     figures: WorkloadSummary
-    verdict: str
     same: str
     same_note: str
     different: int  # differing answers of all workloads
@@ -97,9 +96,8 @@ def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
             note = f"answers identical; {others} at a near-tie of the top two logits"
         first = workload_summary(bench.rows(head, workload))
         label, style = naming.labels[head], naming.styles[head]
-        verdict = "faster" if (first.speedup or 0.0) >= _FASTER else "the speed of plain decode"
         alone = workload_summary(bench.rows(f"{head}{WITHOUT_LOOKUP}", workload)).speedup
-        heroes.append(Hero(label, style, first, verdict, same, note, different, alone))
+        heroes.append(Hero(label, style, first, same, note, different, alone))
     return heroes
 
 
@@ -111,7 +109,7 @@ def headline(heroes: Sequence[Hero]) -> str:
     same = "but outputs differ" if any(hero.different for hero in heroes) else "same output"
     if speedup < _FASTER:
         return f"No faster: {speedup:.2f}× plain decode, {same}"
-    return f"{times(speedup)} faster, {same}"
+    return f"{times(speedup)} the speed of plain decode, {same}"
 
 
 def served_headline(load: LoadResult) -> str:
