@@ -57,11 +57,18 @@ def fledge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.fixture(scope="session")
-def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder of all of pytest's processes: each of xdist's has one of its own below it."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(pytestconfig, "workerinput") else own
+
+
+@pytest.fixture(scope="session")
+def tiny_target_folder(shared: Path) -> Path:
     """A tiny tied Llama (8 layers, hidden 64, vocabulary 512, ChatML) in bf16. Read only."""
     from tests.tiny import save_tiny_target
 
-    return made_once(tmp_path_factory, "llama", save_tiny_target)
+    return made_once(shared, "llama", save_tiny_target)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +86,7 @@ def small_recipe(tmp_path_factory: pytest.TempPathFactory, tiny_target_folder: P
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: Path) -> Path:
+def finished_run(shared: Path, tmp_path_factory: pytest.TempPathFactory, small_recipe: Path) -> Path:
     """The folder of a finished run of it. Read only; tests copy it."""
     from fledge.run.folder import Run
     from fledge.run.pipeline import run_pipeline  # everything there is: tests of one room needn't wait for it
@@ -88,17 +95,14 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, small_recipe: Path) -
     def run(folder: Path) -> None:
         run_pipeline(Run(load_recipe(str(small_recipe)), str(folder), command="fledge run recipe.yaml"))
 
-    made = made_once(tmp_path_factory, "run", run)
+    made = made_once(shared, "run", run)
     return Path(shutil.copytree(made, tmp_path_factory.mktemp("run") / "run"))  # commands lock the folder
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+def made_once(shared: Path, name: str, make: Callable[[Path], object]) -> Path:
     """What the first of pytest's processes makes for all of them. Read only."""
-    root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # each has a folder of its own below the session's
-        root = root.parent
-    place, done = root / name, root / f"{name}.done"
-    with FileLock(root / f"{name}.lock"):
+    place, done = shared / name, shared / f"{name}.done"
+    with FileLock(shared / f"{name}.lock"):
         if not done.exists():
             make(place)
             done.touch()

@@ -12,6 +12,7 @@ from fledge.engine import Engine
 from fledge.features import FeatureOptions, extract_features
 from fledge.target import Target
 from fledge.train import TrainOptions, train
+from tests.conftest import made_once
 from tests.data.conversation import conversation
 from tests.features.test_features import write_conversations
 from tests.heads.tiny_head import load_tiny_target
@@ -30,8 +31,13 @@ class Patient:
 
 
 @pytest.fixture(scope="session")
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
-    folder = tmp_path_factory.mktemp("patient")
+def patient(shared: Path) -> Patient:
+    folder = made_once(shared, "patient", make_patient)
+    return Patient(load_tiny_target(folder / "llama"), folder / "head")
+
+
+def make_patient(folder: Path) -> None:
+    """Its target and its head."""
     target = load_tiny_target(save_tiny_target(folder / "llama", shape=SHAPE))
     answers = Engine(target, None).generate(list(PROMPTS), max_tokens=TOKENS)
     conversations = [
@@ -52,4 +58,3 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
         dtype="float32",  # bf16 rounds differently from processor to processor
     )
     train(target, str(folder / "features"), options, str(folder / "head"), str(folder / "train"))
-    return Patient(target, folder / "head")

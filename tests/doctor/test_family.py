@@ -84,7 +84,16 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+OFTEN = (
+    "norms not stored less one",
+    "scaled embeddings",
+    "scaled logits",
+)  # a layer, what is before and behind
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in WRONG]
+)
 def test_where_a_wrong_family_begins_to_differ_is_told(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -189,7 +189,15 @@ def faulty(head: Head, target: Target, name: str) -> tuple[Head, str | None]:
     return Head(head.config, replace(head.weights, **changed), head.metadata), fault
 
 
-@pytest.mark.parametrize("name", [*WEIGHTS, *CONFIGS])
+def mistakes() -> Iterator[Any]:
+    """The first mistake of each fault, and the first that any name will do for; the others are slow."""
+    faults = set[str | None]()
+    for name, (_, fault) in [*WEIGHTS.items(), *CONFIGS.items()]:
+        yield pytest.param(name, marks=pytest.mark.slow if fault in faults else ())
+        faults.add(fault)
+
+
+@pytest.mark.parametrize("name", mistakes())
 def test_a_mistake_that_costs_a_fifth_of_the_acceptance_is_named(
     patient: Patient, probe: Probe, name: str
 ) -> None:
@@ -221,11 +229,13 @@ def test_a_wrong_eps_is_no_norm(patient: Patient, probe: Probe, eps: float) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        {"init": "random"},
         {"init": "lm_head", "head": {"intermediate_size": 96, "num_heads": 2, "num_kv_heads": 1}},
         {"init": "target", "fc_norm": True, "norm_output": True},
-        {"init": "lm_head", "optimizer": "adamw", "draft_vocab_size": 512},
-        {"init": "target", "lm_head_rate": 0.5, "seed": 3},
+        pytest.param({"init": "random"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"init": "lm_head", "optimizer": "adamw", "draft_vocab_size": 512}, marks=pytest.mark.slow
+        ),
+        pytest.param({"init": "target", "lm_head_rate": 0.5, "seed": 3}, marks=pytest.mark.slow),
     ],
     ids=lambda options: "-".join(map(str, options)),
 )
@@ -275,7 +285,10 @@ def test_two_mistakes_at_once_are_both_named(patient: Patient, probe: Probe) -> 
     assert [finding.fault for finding in found] == ["fc-order", "rope"]
 
 
-@pytest.mark.parametrize("layers", [(3, 5, 6), (0, 2, 3), (0, 3, 4), (1, 3, 7)])
+@pytest.mark.parametrize(
+    "layers",
+    [(3, 5, 6), (1, 3, 7), *(pytest.param(some, marks=pytest.mark.slow) for some in [(0, 2, 3), (0, 3, 4)])],
+)
 def test_features_of_any_other_layers_are_named(
     patient: Patient, probe: Probe, layers: tuple[int, int, int]
 ) -> None:

@@ -65,7 +65,9 @@ def head(target: Target, conversations: list[Conversation], tmp_path_factory) ->
     return Head.load(str(folder / "head"))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape", [s if s in SHAPES[1::2] else pytest.param(s, marks=pytest.mark.slow) for s in SHAPES], ids=str
+)
 def test_predicted_tau_is_what_the_engine_measures(
     target: Target, conversations: list[Conversation], features: str, head: Head, shape: tuple[int, int, int]
 ):

@@ -33,7 +33,7 @@ from tests.tiny import TinyShape, save_tiny_target
 OPTIONS = TrainOptions(
     draft_vocab_size=128,
     ttt_steps=3,
-    epochs=2.5,
+    epochs=1.7,
     batch_tokens=128,
     learning_rate=3e-3,
     evaluate_every=4,
@@ -131,7 +131,7 @@ def test_tau_is_measured_as_often_as_asked_whatever_is_logged(target: Target, fe
     assert rows == sorted({*measured, *range(0, made.steps, 8)})
 
 
-@pytest.mark.parametrize("last_step", [1, 5, 9])
+@pytest.mark.parametrize("last_step", [1, pytest.param(9, marks=pytest.mark.slow), 5])
 def test_a_killed_run_goes_on_and_ends_with_the_same_head(
     target: Target, features: str, undisturbed: Path, tmp_path: Path, last_step: int
 ):
@@ -186,7 +186,9 @@ def test_sigterm_saves_a_checkpoint_and_ends_the_process(
     assert files(tmp_path / "head") == files(undisturbed / "head")
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "events.out.tfevents.fledge"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", pytest.param("events.out.tfevents.fledge", marks=pytest.mark.slow)]
+)
 def test_a_run_that_ends_while_it_saves_the_last_step_has_all_its_metrics_afterwards(
     target: Target, features: str, undisturbed: Path, tmp_path: Path, name: str
 ):
@@ -480,7 +482,7 @@ def test_the_documented_loss_of_ones_own_trains(target: Target, features: str, m
     page = (Path(__file__).parents[2] / "docs" / "extend.md").read_text("utf-8")
     example = page.split("## Add a loss")[1].split("```python\n")[1].split("```")[0]
     (module_folder / "my_losses.py").write_text(example)
-    options = TrainOptions(**OPTIONS.model_dump() | {"loss": "my_losses:softened"})
+    options = TrainOptions(**OPTIONS.model_dump() | {"loss": "my_losses:softened", "epochs": 2.5})
     run(target, features, module_folder, options)
     losses = [row["loss"] for row in metrics(module_folder) if row.get("loss") is not None]
     assert losses[-1] < 0.7 * losses[0]
