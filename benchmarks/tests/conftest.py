@@ -11,9 +11,17 @@ import pytest
 from benchmarks.command import run
 from tests.bench.conftest import head, target
 from tests.commands.command import Fledge
-from tests.conftest import _one_thread, finished_run, small_recipe, tiny_target_folder
+from tests.conftest import _one_thread, finished_run, shared, small_recipe, tiny_target_folder
 
-__all__ = ["_one_thread", "finished_run", "head", "small_recipe", "target", "tiny_target_folder"]  # fixtures
+__all__ = [
+    "_one_thread",
+    "finished_run",
+    "head",
+    "shared",
+    "small_recipe",
+    "target",
+    "tiny_target_folder",
+]  # fixtures
 
 
 @pytest.fixture

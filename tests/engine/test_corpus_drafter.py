@@ -64,12 +64,13 @@ def test_a_corpus_beside_the_head_changes_no_answer(
     params = [
         SamplingParams(**form, **draw, seed=n, max_tokens=32) for n, (form, draw) in enumerate(ways * 2)
     ]
-    plain = Engine(target, max_batch=4, max_context=256).generate(prompts[:20], params)
+    prompts = (2 * prompts)[: len(params)]
+    plain = Engine(target, max_batch=4, max_context=256).generate(prompts, params)
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("\n".join(json.dumps([*one.prompt_token_ids, *one.token_ids]) for one in plain[::3]))
     named = f"{__name__}:NGrams(file={corpus}, order=4)"
     engine = Engine(target, noisy_head(target), drafter=named, tree=tree, max_batch=4, max_context=256)
-    answers = engine.generate(prompts[:20], params)
+    answers = engine.generate(prompts, params)
     assert [one.token_ids for one in answers] == [one.token_ids for one in plain]
     assert [(one.text, one.finish_reason, one.stop_reason) for one in answers] == [
         (one.text, one.finish_reason, one.stop_reason) for one in plain

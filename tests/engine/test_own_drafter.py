@@ -120,4 +120,4 @@ def test_prompt_lookup_in_a_heads_place_is_called_lookup(target: Target) -> None
     (answer,) = engine.generate([PROMPTS[0]], replace(PARAMS, logit_bias={7: 100.0}))  # 7, again and again
     for stats in (answer.stats, engine.stats()):
         assert stats.accepted_by_source == {"lookup": sum(stats.accepted_by_depth)}
-        assert stats.accepted_by_source["lookup"] > 20
+        assert stats.accepted_by_source["lookup"] > 10

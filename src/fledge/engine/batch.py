@@ -14,7 +14,7 @@ is read here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from torch import Tensor
 from fledge.base.device import HostTable, write
 from fledge.target.batch import PADDING_PAGE
 
-if TYPE_CHECKING:
-    from fledge.engine.params import SamplingParams
-
 _SHORTEST_HISTORY = 256  # minimum tokens that lookup searches, so that there are few shapes
 
 
@@ -33,7 +30,7 @@ class Member(Protocol):
     """The fields of a request that a batch and its drafter read."""
 
     prompt_ids: list[int]
-    params: SamplingParams
+    params: Any  # SamplingParams, of which a round reads nothing
     seed: int
     prefill_length: int  # tokens of prompt and answer when its prefill started
     speculate: bool

@@ -72,11 +72,3 @@ class RoundResult(NamedTuple):
     restarted: list[bool]  # [B], drafters whose KV has a gap
     catch_up: float  # seconds, of the time the round took
     states: Tensor | None = None  # [B, W, 4 * Ht] for a recorder: features, lm_head's input
-
-
-def proposed_by(result: RoundResult, rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
-    """Per request, who proposed each accepted token; a row begins with how many it emits, `names` are by `Source`."""
-    if result.drafted.proposal is None:
-        return [list(names[:1]) * (row[0] - 1) for row in rows]
-    sources = result.drafted.tree.sources.gather(1, result.path).tolist()
-    return [[names[one] for one in own[1 : row[0]]] for own, row in zip(sources, rows, strict=True)]
