@@ -57,7 +57,7 @@ def test_speedup_above_tau_is_rejected_with_the_reason(target: Target, answer: C
     believed = answer_row(target, "w", PROMPT, "trained", [slow], [timed(answer, 8.0, 2.0)])
     assert believed.rejected is None
     assert believed.speedup == pytest.approx(1.5)
-    idle = answer_row(target, "w", PROMPT, "trained", [slow], [timed(answer, 11.0, 1.0)])
+    idle = answer_row(target, "w", PROMPT, "trained", [slow], [timed(answer, 9.6, 1.0)])
     assert idle.rejected is None  # noise, as in the rows in which it is slower
 
 

@@ -29,9 +29,9 @@ from fledge.data.options import Progress
 from fledge.engine import Completion, Engine, PhaseSeconds
 from fledge.target import Target
 
-# A row's speed-up may be so many times tau: without noise of its own a head that is left aside, whose tau is 1, would
-# lose each row in which it happened to be the faster one, and its median with them.
-_ABOVE_TAU = 1.15
+# So far above tau a row's speed-up may be noise. A head that is left aside has a tau of 1, and would otherwise lose
+# each row in which it happened to be the faster one, and its median with them.
+_ABOVE_TAU = 0.3
 _WORST: tuple[Outcome, ...] = ("identical", "near_tie", "different")
 
 
@@ -149,7 +149,7 @@ def reason_to_reject(speedup: float | None, tau: float, identity: Identity) -> s
         return "the answer is too short to have a time per output token"
     if identity.outcome == "different":
         return f"the output differs from plain decode's from token {identity.position} on"
-    if speedup > _ABOVE_TAU * tau:
+    if speedup > tau + _ABOVE_TAU:
         return f"speed-up {speedup:.2f} exceeds tau {tau:.2f}: the baseline was disturbed or is broken"
     return None
 
