@@ -12,7 +12,7 @@
 #   make docs         docs/recipe.md from the options, README's numbers from results/
 #   make site         the documentation site, in build/site
 #
-# More data and training, 13 to 40 minutes:  make demo FULL=1
+# More data and training, longer:     make demo FULL=1
 # Another interpreter:                make PYTHON=python3.12 demo
 # Other settings of the demo:         make demo RUN="train.minutes=12"
 

@@ -58,5 +58,26 @@ def test_a_run_that_has_begun_keeps_its_size(run: Run) -> None:
     assert prompts_for(run, speeds_of(run, 1e6)) == 430
 
 
+def test_a_number_of_prompts_that_the_user_names_stays(
+    fledge: Fledge, tiny_target_folder: Path, tmp_path: Path
+) -> None:
+    named = f"target.model={tiny_target_folder}", "prompts.count = 1", "--run-dir", tmp_path / "run"
+    assert "one prompt can't give both" in fledge.error("demo", *named)
+
+
+def test_a_run_whose_growth_is_unknown_keeps_the_recipes_number(run: Run) -> None:
+    """Prompts of a file, answers and features of servers: none of it is timed here."""
+    recipe = load_recipe(
+        "demo",
+        [
+            f"target.model={run.recipe.target.model}",
+            "prompts.sources=[{path: own.jsonl, licence: own}]",
+            "respond.server={url: 'http://localhost:1'}",
+            "features.server=http://localhost:1",
+        ],
+    )
+    assert prompts_for(replace(run, recipe=recipe), speeds_of(run, 1e4)) == 1200
+
+
 def test_a_word_that_is_no_setting_is_refused(fledge: Fledge) -> None:
     assert "'released' is not a setting" in fledge.error("demo", "released")

@@ -79,9 +79,9 @@ def test_what_it_says_is_true_and_a_run_of_its_recipe_is_the_same(fledge: Fledge
         "webui.json: 1 conversation with 2 turns usable\n",
         "lmstudio: 1 conversation with 2 turns usable\n",
         "log.jsonl: 28 conversations with 28 turns usable, 2 left out (1 repeat, 1 too_short (prompts.min_words is 4))",
-        "too little by itself: the demo's head is made of 1,200 turns",
+        "too little by itself: the full demo's head is made of 1,200 turns",
         "The target writes 9 prompts of its own, up to --prompts 40.",
-        "40 prompts in all are fewer than the demo's 1,200",
+        "40 prompts in all are fewer than the full demo's 1,200",
     ):
         assert line in said
     told_of_memory = re.search(r"memory: about ([\d.]+) ([MG])B\n", said)

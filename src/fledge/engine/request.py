@@ -72,9 +72,7 @@ class TreeTrace:
     parents: list[int]  # -1 for the root
     log_probs: list[float]  # the head's, cumulative from the root
     path: list[int]  # the accepted nodes, the root first
-    sources: list[str] = field(
-        default_factory=list
-    )  # who proposed each, as in CompletionStats; empty at the root
+    sources: list[str] = field(default_factory=list)  # as in CompletionStats.token_sources; empty at the root
 
 
 @dataclass(frozen=True)

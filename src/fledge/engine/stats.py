@@ -44,9 +44,7 @@ class EngineStats:
     drafts: int  # trees proposed, one per speculating request and round
     draft_tokens: int  # their nodes, roots left out
     accepted_by_depth: list[int]  # [d - 1]: trees whose accepted path reached depth d
-    accepted_by_source: dict[
-        str, int
-    ]  # the same tokens by who proposed them: "head", "lookup", ... (`Source`)
+    accepted_by_source: dict[str, int]  # the same tokens by who proposed them: "head", "lookup", ...
     running: int  # requests being decoded or prefilled now
     waiting: int  # requests the engine has queued
     kv_usage: float  # share of the KV pool's pages in use

@@ -14,7 +14,7 @@ from fledge.data.reasons import reasons_line
 from fledge.data.sources import Unusable
 from fledge.run.folder import Run
 
-ENOUGH = 1200  # the demo's prompts, of one turn each
+ENOUGH = 1200  # the full demo's prompts, of one turn each
 _OTHER_CHATS = "name other chats, or leave --from out and let the target write all prompts"
 
 
@@ -67,11 +67,11 @@ def _enough(found: Sequence[Gathered], count: int) -> list[str]:
     if prompts >= count:
         return [f"{count:,} of {plural(prompts, 'conversation')} are drawn, as --prompts says.", *_few(count)]
     if turns >= ENOUGH:
-        verdict = f"That is enough: the demo's head is made of {ENOUGH:,} turns."
+        verdict = f"That is enough: the full demo's head is made of {ENOUGH:,} turns."
     else:
         verdict = (
-            f"That is too little by itself: the demo's head is made of {ENOUGH:,} turns, and a few dozen teach a head "
-            "next to nothing."
+            f"That is too little by itself: the full demo's head is made of {ENOUGH:,} turns, and a few dozen teach a "
+            "head next to nothing."
         )
     more = plural(count - prompts, "prompt")
     return [f"{verdict} The target writes {more} of its own, up to --prompts {count}.", *_few(count)]
@@ -81,6 +81,6 @@ def _few(count: int) -> list[str]:
     if count >= ENOUGH:
         return []
     return [
-        f"{plural(count, 'prompt')} in all are fewer than the demo's {ENOUGH:,}: expect a head that drafts less than "
-        "it could."
+        f"{plural(count, 'prompt')} in all are fewer than the full demo's {ENOUGH:,}: expect a head that drafts less "
+        "than it could."
     ]

@@ -269,9 +269,8 @@ class AdaptivePlanner:
             longest = _PLAIN_AMONG_LOOKUP if among_lookup else _LONGEST_WAIT[kind]
             way.wait = min(max(2 * way.wait, _FIRST_WAIT), longest)
             left = 0 if kind == Kind.PLAIN else min(_TRY_ROUNDS, -(-_TRY_REQUESTS // requests)) - 1
-            if kind == Kind.HEAD and self.speeds.gain(kind, requests) > _CLOSE * self.speeds.gain(
-                size.rule, requests
-            ):
+            gain = self.speeds.gain
+            if kind == Kind.HEAD and gain(kind, requests) > _CLOSE * gain(size.rule, requests):
                 left = _LONGER * (left + 1) - 1
             way.due = size.rounds + left + way.wait
             self._try = (size, kind, left) if left else None
