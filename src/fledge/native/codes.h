@@ -176,10 +176,20 @@ inline void multiply_panel(const Rows8& x, int first, int rows, int inputs, int 
   using Block = Codes<f.bits, kGroups>;
   if (f.bits == 8 && kSignedCodes) zero -= 128;
   std::fill_n(c, rows * kPanel, 0.0f);
+  // Many lines of a block are prefetched a few after each row, as a burst holds up the loads behind it; few in two goes.
+  constexpr int kLines = f.block_bytes() / kLine, kHalf = kLines / 2;
+  constexpr bool kSpread = kLines > 12;
+  const int soon = kSpread ? kLines / (rows + 1) + 1 : kHalf;
   for (int b = 0; b < inputs / kBlock; ++b, at += f.block_bytes()) {
-    constexpr int kLines = f.block_bytes() / kLine, kSoon = kLines / 2;
     Lines lines = prefetch.next(f.block_bytes());
-    prefetch_lines(lines, 0, kSoon);
+    int fetched = soon;
+    prefetch_lines(lines, 0, kSpread ? soon : kHalf);
+    auto fetch_more = [&] {
+      if (fetched >= kLines) return;
+      int count = kSpread ? std::min(soon, kLines - fetched) : kLines - kHalf;
+      prefetch_lines(lines, fetched, count);
+      fetched += count;
+    };
     Floats scale[kGroups][2], minimum[kGroups][2];
 #pragma GCC unroll 4
     for (int i = 0; i < kGroups * 2; ++i) {
@@ -225,10 +235,12 @@ inline void multiply_panel(const Rows8& x, int first, int rows, int inputs, int 
     int r = 0;
     for (; r + Block::kMostRows <= rows; r += Block::kMostRows) {
       pass(std::integral_constant<int, Block::kMostRows>(), r);
-      if (r == 0) prefetch_lines(lines, kSoon, kLines - kSoon);
+      for (int i = 0; i < Block::kMostRows; ++i) fetch_more();
     }
-    if (r == 0) prefetch_lines(lines, kSoon, kLines - kSoon);
-    for (; r < rows; ++r) pass(std::integral_constant<int, 1>(), r);
+    for (; r < rows; ++r) {
+      pass(std::integral_constant<int, 1>(), r);
+      fetch_more();
+    }
   }
 }
 
