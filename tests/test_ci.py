@@ -22,6 +22,7 @@ def run_ci(folder: Path, fails: str = "") -> tuple[int, list[str]]:
     shutil.copytree(ROOT / ".ci", folder / ".ci")
     step = 'echo "{0}" >> steps; test "{0}" != "$FAILS"'
     program(folder / "bin" / "make", step.format("$1"))
+    program(folder / "bin" / "qemu-aarch64", "true")  # or a package manager would be asked for it
     program(folder / ".venv" / "bin" / "python", step.format("documentation"))
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     command, environment = ["bash", ".ci/run"], os.environ | {"PATH": path, "FAILS": fails}

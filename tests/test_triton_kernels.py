@@ -11,6 +11,8 @@ from tests.triton_compiler import Compiled, compiled
 pytest.importorskip("triton", reason="Triton isn't installed: pip install 'fledge[gpu]'")
 triton_attention = pytest.importorskip("fledge.attention.triton")
 
+pytestmark = pytest.mark.slow  # Triton compiles for a quarter of a minute
+
 _SMALLEST = 99 << 10  # bytes of shared memory a block may have on an L4, an A10 or an RTX 30 and 40
 _PROGRAM = """
 import torch
@@ -104,7 +106,6 @@ def test_no_pool_is_too_large_to_be_addressed(traffic: list[Compiled]) -> None:
     assert traffic[-1].offsets[-1] == "i64"  # where keys and values are written
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_they_fit_smaller_gpus(capability: int, tmp_path: Path) -> None:
     program = """

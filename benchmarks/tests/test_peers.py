@@ -134,7 +134,7 @@ def test_a_worker_that_fails_is_told() -> None:
         worker.receive()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_bench_that_ends_leaves_no_stopped_worker(
     tiny_target_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

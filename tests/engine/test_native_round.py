@@ -292,6 +292,11 @@ class Uneven(NamedTuple):
     sizes: list[int]
 
     @property
+    def sources(self) -> Tensor:
+        """As in `Drafts`."""
+        return self.tree.sources
+
+    @property
     def rows(self) -> int:
         """As in `Drafts`."""
         return len(self.sizes) + sum(self.sizes)

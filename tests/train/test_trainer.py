@@ -257,7 +257,13 @@ def test_large_heads_are_saved_less_often() -> None:
 
 # Rates so high that the head gets worse again.
 WORSENING = OPTIONS.model_copy(
-    update={"epochs": 3.0, "muon_learning_rate": 1.0, "learning_rate": 0.3, "keep": "best", "dtype": "float32"}
+    update={
+        "epochs": 3.0,
+        "muon_learning_rate": 1.0,
+        "learning_rate": 0.3,
+        "keep": "best",
+        "dtype": "float32",
+    }
 )
 
 

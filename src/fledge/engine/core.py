@@ -29,9 +29,8 @@ from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import FinishedRound, Kind, RoundPlan
 from fledge.engine.prefill import Prefill, PrefillChunk, PrefillResult, record_prompts
 from fledge.engine.record import joined
-from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, traces_of
+from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, proposed_by, traces_of
 from fledge.engine.rounds.result import RoundResult
-from fledge.engine.rounds.rounds import proposed_by
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
 from fledge.native.abi import MOST_NODES

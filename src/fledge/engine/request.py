@@ -16,6 +16,7 @@ from fledge.engine.logprobs import TokenLogprob
 from fledge.engine.params import SamplingParams
 from fledge.engine.phases import PhaseSeconds
 from fledge.engine.record import Tape
+from fledge.engine.rounds.result import RoundResult
 from fledge.engine.sampling import seed_key
 from fledge.engine.stops import StopWatch
 from fledge.engine.structured import Follower
@@ -337,3 +338,11 @@ def traces_of(
             accepted = path[row, : rows[row][0]].tolist()
             traces[request.id] = TreeTrace(ids, parents, scores, accepted, sources)
     return traces
+
+
+def proposed_by(result: RoundResult, rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
+    """Per request, who proposed each accepted token; a row begins with how many it emits, `names` are by `Source`."""
+    if result.drafted.proposal is None:
+        return [list(names[:1]) * (row[0] - 1) for row in rows]
+    sources = result.drafted.sources.gather(1, result.path).tolist()
+    return [[names[one] for one in own[1 : row[0]]] for own, row in zip(sources, rows, strict=True)]

@@ -54,7 +54,7 @@ struct DraftTerms {  // what bounds a draft; see `Terms`
 // Where a draft's arrays lie, in bytes: of B requests, M proposed tokens, C candidates at most, N nodes, R rows of the
 // verify. `DraftArrays::lay_out` has their sizes.
 struct DraftOffsets {
-  int64_t proposed, sources, matched, counts;   // int64 [B, M], [B, M], [B], [B] nodes below the root
+  int64_t proposed, sources, matched, counts;   // int64 [B, M], [B, M], [B], [B] proposals in the tree
   int64_t rates, scores;                        // float [B, M] log probabilities of the proposed, [B, C]
   int64_t token_ids, parents, depths, masks, node_sources;  // int64 [B, N]
   int64_t log_probs;                            // float [B, N]

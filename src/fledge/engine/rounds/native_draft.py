@@ -52,9 +52,12 @@ class NativeDraft:
     @property
     def sizes(self) -> list[int]:
         """[B], nodes of each request below the root that hold a proposal."""
-        verified = self._ids("counts", self._requests)
-        sizes: list[int] = (self.tree.log_probs[:, 1:] > -torch.inf).sum(1).minimum(verified).tolist()
-        return sizes
+        return self._ids("counts", self._requests).tolist()
+
+    @property
+    def sources(self) -> Tensor:
+        """[B, N], who proposed each node; less to cut out than the tree."""
+        return self._ids("node_sources", self._requests, int(self.raw.nodes))
 
     @cached_property
     def tree(self) -> DraftTree:

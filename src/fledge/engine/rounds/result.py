@@ -37,6 +37,10 @@ class Drafts(Protocol):
         """[B], nodes of each request below the root."""
 
     @property
+    def sources(self) -> Tensor:
+        """[B, N], who proposed each node."""
+
+    @property
     def rows(self) -> int:
         """Number of rows verified, over all requests."""
 
@@ -54,6 +58,11 @@ class Drafted(NamedTuple):
         """See `Drafts`; on a GPU, whose next round may have overwritten the trees, all nodes."""
         scores = self.tree.log_probs[:, 1:]
         return (scores > float("-inf")).sum(1).tolist() if scores.is_cpu else [scores.shape[1]] * len(scores)
+
+    @property
+    def sources(self) -> Tensor:
+        """See `Drafts`."""
+        return self.tree.sources
 
     @property
     def rows(self) -> int:

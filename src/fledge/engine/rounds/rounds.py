@@ -5,7 +5,6 @@ torch.py defines a `Round`, native.py is the same in one C++ call, graphs.py rep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -62,11 +61,3 @@ class Rounds:
         return RoundResult(
             done.emitted, done.logprobs, done.drafted, done.path, pending, restarted, late, done.states
         )
-
-
-def proposed_by(result: RoundResult, rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
-    """Per request, who proposed each accepted token; a row begins with how many it emits, `names` are by `Source`."""
-    if result.drafted.proposal is None:
-        return [list(names[:1]) * (row[0] - 1) for row in rows]
-    sources = result.drafted.tree.sources.gather(1, result.path).tolist()
-    return [[names[one] for one in own[1 : row[0]]] for own, row in zip(sources, rows, strict=True)]
