@@ -82,6 +82,7 @@ def test_nothing_is_said_where_they_ran(suite: pytest.Pytester, monkeypatch: pyt
     assert ended.ret == 0
 
 
+@pytest.mark.slow
 def test_this_suite_says_it() -> None:
     files = ["tests/native/test_fork.py", "tests/train/test_kernels.py"]
     environment = os.environ | {"FLEDGE_NATIVE": "0", "CI": "true"}

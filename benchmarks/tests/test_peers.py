@@ -102,6 +102,7 @@ def test_the_table_pairs_blocks_and_says_who_is_ahead(tmp_path: Path) -> None:
     assert peers_table(read_peers(str(tmp_path / "peers.jsonl"))).rows == table.rows
 
 
+@pytest.mark.slow
 def test_answers_are_compared_only_with_what_was_measured(tiny_target_folder: Path) -> None:
     options = PeerOptions(
         target=str(tiny_target_folder),

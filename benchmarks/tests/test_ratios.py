@@ -69,12 +69,16 @@ def test_without_llguidance_that_is_said_before_anything_is_measured(
         wanted_parts(["levels", "structured"], gpu=False)
 
 
-def test_graphs_are_compared_on_gpus_only(
-    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_are_compared_on_gpus_only() -> None:
     with pytest.raises(DataError, match="graphs is measured on a GPU; name one with --device"):
         wanted_parts(["graphs"], gpu=False)
     assert wanted_parts([], gpu=True) == [*wanted_parts([], gpu=False), "overlap", "graphs", "attention"]
+
+
+@pytest.mark.slow
+def test_graphs_are_compared_at_every_level(
+    target: Target, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
     act_like_a_gpu(monkeypatch)
     monkeypatch.setattr(graphs, "_MOST", 8)
     lines = list(Bench(target, head, TINY.changed(repeats=1)).graphs())
