@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from huggingface_hub import constants
 
+from fledge.commands.habits import COMMANDS, OPTIONS
+from fledge.commands.main import app
 from fledge.run import pipeline
 from fledge.run.recipe import RECIPE_NAME
 from tests.commands.command import Fledge
@@ -64,6 +67,43 @@ def test_a_misspelt_name_is_answered_by_the_one_that_was_meant(
     shutil.copytree(tiny_target_folder, folder / "model")
     (folder / "model" / "head").mkdir()
     assert fledge.error(*named).endswith(f"did you mean {meant}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("serve -m my.gguf", "it needs no option: fledge serve MODEL"),
+        ("serve --model my.gguf", "it needs no option: fledge serve MODEL"),
+        ("generate Hi -m my.gguf", "use --target"),
+        ("serve my.gguf -md head.gguf", "use --head"),
+        ("serve my.gguf --ctx-size=4096", "use --max-context"),
+        ("serve my.gguf -np 2", "use --max-batch"),
+        ("serve my.gguf -ngl 99", "use --device cuda"),
+        ("generate Hi -n 9", "use --max-tokens"),
+        ("generate Hi -t 4", "set FLEDGE_THREADS in the environment"),
+        ("pull llama", "use fledge serve"),
+        ("ps", "use fledge cache"),
+    ],
+)
+def test_what_llama_cpp_and_ollama_users_type_is_answered_by_what_does_the_same(
+    fledge: Fledge, folder: Path, typed: str, hint: str
+) -> None:
+    said = " ".join(fledge(*typed.split(), expect=2).replace("│", " ").split())
+    assert "No such" in said
+    assert hint in said
+
+
+def test_an_option_that_nobody_knows_has_only_the_names_like_it(fledge: Fledge, folder: Path) -> None:
+    assert "--help, " in fledge("serve", "--hepl", expect=2)
+    assert "use " not in fledge("serve", "-n", "3", expect=2)  # --max-tokens is none of its options
+    assert "use " not in fledge("xyz", expect=2)
+
+
+def test_every_option_proposed_is_one_of_the_command_line() -> None:
+    commands = typer.main.get_group(app).commands
+    known = {name for made in ("serve", "generate") for param in commands[made].params for name in param.opts}
+    assert {option.split()[0] for option in OPTIONS} <= known
+    assert not set(COMMANDS) & set(commands)
 
 
 def test_a_setting_without_a_value_is_not_taken_for_a_recipe(fledge: Fledge, folder: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fledge.engine import Engine
+from fledge.server import errors
 from fledge.server.options import ServerOptions
 from tests.server.conftest import MODEL, Running, running
 
@@ -67,3 +68,18 @@ def test_models_and_health_are_found_at_either_place(
     card = models["data"][0]
     assert 0 <= time.time() - card["created"] < 600
     assert card["created_at"] == time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(card["created"]))
+
+
+def test_other_servers_routes_are_answered_by_the_one_with_the_same_purpose(live: Running) -> None:
+    def told(path: str) -> str:
+        refused = live.get(path)
+        assert refused.status_code == 404
+        return str(refused.json()["error"]["message"])
+
+    paths = live.get("/openapi.json").json()["paths"]
+    for path, here in errors._ROUTES.items():
+        assert here.split(",")[0] in {*paths, "/openapi.json"}
+        assert told(path) == f"no such route; use {here}"
+    assert told("/v1/chat/completion").endswith("did you mean /v1/chat/completions?")
+    assert "/openapi.json lists all" in told("/infill")
+    assert "/openapi.json lists all" in told(f"/v1/{'completions' * 9}")

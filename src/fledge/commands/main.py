@@ -23,6 +23,7 @@ from fledge.commands.demo import demo
 from fledge.commands.described import DEFAULT_RUN_DIR, described_run, resumable
 from fledge.commands.exchange import export, import_
 from fledge.commands.extras import missing_package
+from fledge.commands.habits import HelpedGroup
 from fledge.commands.learn import learn_app
 from fledge.commands.make_head import make_head
 from fledge.commands.options import with_flags
@@ -45,6 +46,7 @@ STAGES, JUDGE, USE = "The stages of a run", "Judge and predict", "Use a head"
 
 app = typer.Typer(
     name="fledge",
+    cls=HelpedGroup,
     help="Make an LLM answer faster with the same output: train an EAGLE-3 draft head on its own answers, and use it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -289,11 +289,11 @@ def _add_errors(app: FastAPI) -> None:
         path = request.url.path
         if error.status_code == 400:  # not UTF-8, or numbers or nesting that the JSON parser rejects
             return errors.no_json().response(path)
-        messages = {
-            404: "no such route; OpenAI's routes begin with /v1, and /openapi.json lists all",
-            405: "this method isn't allowed for this route",
-        }
-        message = messages.get(error.status_code, str(error.detail))
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = errors.no_route(path, (getattr(route, "path", "") for route in app.routes))
+        elif error.status_code == 405:
+            message = "this method isn't allowed for this route"
         return ApiError(error.status_code, message, headers=error.headers).response(path)
 
 

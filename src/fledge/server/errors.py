@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from starlette.responses import Response
 
-from fledge.base.errors import FledgeError
+from fledge.base.errors import FledgeError, did_you_mean
 from fledge.engine import GrammarsFullError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -38,6 +38,22 @@ _INSTEAD = {
     "max_length": "use max_tokens",
     "max_new_tokens": "use max_tokens",
     "regex": "send it as structured_outputs.regex",
+}
+# Routes of llama.cpp, Ollama and others, by the one here with the same purpose.
+_ROUTES = {
+    "/completion": "/v1/completions",
+    "/generate": "/v1/completions",
+    "/apply-template": "/tokenize, which takes messages",
+    "/props": "/server_info",
+    "/slots": "/load",
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+    "/api/ps": "/v1/models",
+    "/api/show": "/server_info",
+    "/api/tags": "/v1/models",
+    "/api/version": "/version",
+    "/docs": "/openapi.json",
+    "/redoc": "/openapi.json",
 }
 _FORM = re.compile(r"\bstructured_outputs(\.\w+)?")
 _FORMS_RETRY_S = 5  # seconds in Retry-After when too many grammars are in use
@@ -77,6 +93,15 @@ class ApiError(Exception):
         """The HTTP response to a request for this path."""
         body = self.anthropic_body() if path.startswith(_ANTHROPIC) else self.body()
         return Response(json.dumps(body), self.status, headers=self.headers, media_type="application/json")
+
+
+def no_route(path: str, routes: Iterable[str]) -> str:
+    """What to say about a path that is none of the routes."""
+    if here := _ROUTES.get(path.rstrip("/")):
+        return f"no such route; use {here}"
+    others = "; OpenAI's routes begin with /v1, and /openapi.json lists all"
+    similar = did_you_mean(path, routes) if len(path) < 50 else ""
+    return f"no such route{similar or others}"
 
 
 def _unavailable(message: str, code: str, seconds: int) -> ApiError:
