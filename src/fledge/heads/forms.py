@@ -39,6 +39,8 @@ def check_form(name: str) -> Form:
     for form in FORMS:
         if name == form:
             return form
+    if name in ("llama.cpp", "llamacpp", "llama-cpp", "ollama"):
+        raise HeadError(f"no checkpoint form {name!r}: use gguf, which llama.cpp reads")
     raise HeadError(f"no checkpoint form {name!r}: use one of {', '.join(FORMS)}, gguf")
 
 
