@@ -44,7 +44,7 @@ class Hero:
     same: str
     same_note: str
     different: int  # differing answers of all workloads
-    alone: float | None  # its speed-up without prompt lookup, if measured
+    alone: WorkloadSummary | None  # without prompt lookup, if measured
 
 
 def name_engines(heads: Sequence[str]) -> Naming:
@@ -96,8 +96,9 @@ def make_heroes(bench: BenchResult | None, naming: Naming) -> list[Hero]:
             note = f"answers identical; {others} at a near-tie of the top two logits"
         first = workload_summary(bench.rows(head, workload))
         label, style = naming.labels[head], naming.styles[head]
-        alone = workload_summary(bench.rows(f"{head}{WITHOUT_LOOKUP}", workload)).speedup
-        heroes.append(Hero(label, style, first, same, note, different, alone))
+        alone = workload_summary(bench.rows(f"{head}{WITHOUT_LOOKUP}", workload))
+        measured = None if alone.speedup is None else alone
+        heroes.append(Hero(label, style, first, same, note, different, measured))
     return heroes
 
 
