@@ -1,4 +1,4 @@
-"""What somebody types who comes from llama.cpp or Ollama, answered by what does the same here."""
+"""Options and commands known from llama.cpp and Ollama, answered by those that do the same here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-UsageError = typer.BadParameter.__mro__[1]  # of the click that this typer uses, its own or the package
+UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer uses, its own or the package
 
 MODEL = ("--model", "-m", "--hf-repo", "-hf", "-hfr")
 # Their options, by the one here. It is proposed only for commands that have it.

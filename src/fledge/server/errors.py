@@ -96,7 +96,7 @@ class ApiError(Exception):
 
 
 def no_route(path: str, routes: Iterable[str]) -> str:
-    """What to say about a path that is none of the routes."""
+    """The message about a path that is none of the routes."""
     if here := _ROUTES.get(path.rstrip("/")):
         return f"no such route; use {here}"
     others = "; OpenAI's routes begin with /v1, and /openapi.json lists all"
