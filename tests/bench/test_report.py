@@ -202,8 +202,13 @@ def test_the_headline_is_one_number_and_that_of_the_runs_own_head() -> None:
     (headline,) = re.findall(r"<h1>(.*)</h1>", page)
     assert re.findall(r"[\d.]+×", headline) == [own]
     assert page.count('class="hero ') == 2  # without lookup is a line in the card of its head
-    bare = times(workload_summary(result.rows(alone, "mixed")).speedup)
-    assert f"{bare} <span>the head alone" in page
+    bare = workload_summary(result.rows(alone, "mixed"))
+    assert bare.speedup_low is not None
+    shown = f"{times(bare.speedup)} <span>the head alone.*?interval {number(bare.speedup_low, 2)} to"
+    assert re.search(shown, page, re.DOTALL)
+    assert page.count("the speed of plain decode, with prompt lookup") == 2
+    without = result.model_copy(update={"options": result.options.model_copy(update={"lookup": 0})})
+    assert ", with prompt lookup" not in render_report(report_facts(without))
 
 
 def test_an_answer_that_differs_without_lookup_only_is_told_in_the_headline() -> None:

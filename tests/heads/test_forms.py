@@ -348,6 +348,8 @@ def test_export_refuses_what_would_lose_values(head: Head, tmp_path: Path) -> No
         export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="sglang", embedding=True)
     with pytest.raises(HeadError, match="no checkpoint form 'onnx'"):
         export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="onnx")
+    with pytest.raises(HeadError, match=r"'llama\.cpp': use gguf"):
+        export_head(str(tmp_path / "head"), str(tmp_path / "out"), form="llama.cpp")
     assert not (tmp_path / "out").exists()
 
 

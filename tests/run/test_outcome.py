@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fledge.bench import Summary
+from fledge.bench.report import render_report
 from fledge.bench.summary import WorkloadSummary
+from fledge.run.closing import report_facts
 from fledge.run.folder import Run
-from fledge.run.outcome import outcome
+from fledge.run.outcome import outcome, serve_command
 from fledge.run.recipe import Recipe, load_recipe
 
 
@@ -49,6 +52,16 @@ def test_whether_it_pays_is_what_the_interval_says(
 ) -> None:
     summary = measured(finished_run, **{"prompts": 64, "speedup": 1.2, **changes})
     assert verdict in "\n".join(outcome(Run(recipe, str(finished_run)), summary))
+
+
+def test_the_report_shows_the_command_that_serves_its_head(finished_run: Path, recipe: Recipe) -> None:
+    run = Run(recipe, str(finished_run))
+    command = serve_command(run)
+    assert f"serve it: {command}" in outcome(run, None)
+    facts = report_facts(run, {})
+    assert facts.serve == command
+    assert f"<pre>{command}</pre>" in render_report(facts)
+    assert "To serve its head" not in render_report(replace(facts, serve=""))
 
 
 def test_llama_cpp_is_for_those_who_have_a_gguf_file(finished_run: Path, recipe: Recipe) -> None:

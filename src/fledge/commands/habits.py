@@ -1,15 +1,14 @@
-"""Words of llama.cpp and Ollama that somebody types, answered by what does the same here."""
+"""Options and commands known from llama.cpp and Ollama, answered by those that do the same here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-# Of the click that this typer uses, its own or the package.
-UsageError = cast("type[Any]", typer.BadParameter.__mro__[1])
+UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer uses, its own or the package
 
 MODEL = ("--model", "-m", "--hf-repo", "-hf", "-hfr")
 # Their options, by the one here. It is proposed only for commands that have it.

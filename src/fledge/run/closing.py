@@ -20,7 +20,7 @@ from fledge.data.card import make_card, privacy_counts, write_card
 from fledge.heads import Head
 from fledge.heads.checkpoint import CONFIG_NAME
 from fledge.run.folder import Record, Run, file_digest
-from fledge.run.outcome import outcome
+from fledge.run.outcome import outcome, serve_command
 from fledge.run.recipe import RECIPE_NAME, read_recipe_file
 
 REPORT_NAME, SUMMARY_NAME = "report.html", "summary.json"
@@ -67,6 +67,7 @@ def report_facts(run: Run, seconds: Mapping[str, float]) -> ReportFacts:
         training=head,
         stages=seconds,
         commands=[run.command] if run.command else [],
+        serve=serve_command(run) if head is not None else "",
         recipe=recipe,
         note=run.recipe.note,
         notes=[left_out] if outdated else [],

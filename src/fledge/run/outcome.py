@@ -36,11 +36,16 @@ def outcome(run: Run, summary: Summary | None) -> list[str]:
         )
     if summary is not None and summary.head == TRAINED:
         lines += _speed(summary)
+    lines.append(f"serve it: {serve_command(run)}")
     model, head = shlex.quote(run.recipe.target.model), shlex.quote(run.url("head"))
-    lines.append(f"serve it: fledge serve {model} --head {head}")
     if is_gguf(Path(run.recipe.target.model)):
         lines += _in_llama_cpp(evaluation, model, head, shlex.quote(run.url("head.gguf")))
     return lines
+
+
+def serve_command(run: Run) -> str:
+    """The command that serves the run's target with its head."""
+    return shlex.join(["fledge", "serve", run.recipe.target.model, "--head", run.url("head")])
 
 
 def _speed(summary: Summary) -> list[str]:

@@ -62,6 +62,7 @@ class ReportFacts:
     training: TrainingFacts | None = None
     stages: Mapping[str, float] = field(default_factory=dict)  # name -> seconds
     commands: Sequence[str] = ()
+    serve: str = ""  # the command that serves the head
     recipe: str = ""  # YAML
     note: str = ""  # the recipe's
     notes: Sequence[str] = ()
