@@ -186,9 +186,10 @@ def _belongs(file: str, stage: Stage) -> bool:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """The run's files by name; the moment a page was made is left out."""
+    """The run's files by name; the moment a page was made and the run's own folder are left out."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".owner"))
-    return {str(path.relative_to(folder)): _CREATED.sub(b"", path.read_bytes()) for path in files}
+    read = {str(path.relative_to(folder)): path.read_bytes().replace(bytes(folder), b"") for path in files}
+    return {name: _CREATED.sub(b"", data) for name, data in read.items()}
 
 
 def main() -> None:
