@@ -318,17 +318,16 @@ def test_suggestions_settings_copies_and_a_phone(browser: webdriver.Chrome, live
     for width, mobile in ((1280, False), (390, True)):
         size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": mobile}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        # In one script: between two, a change of the window's size may draw the round's own tree.
-        run("byId('settings').open = true")
-        drawn = (
-            "const box = byId('tree'); drawTree(box, arguments[0]); return box.scrollWidth - box.clientWidth"
-        )
-        assert run(drawn, deep) > 100
+        run("byId('settings').open = true; rounds.trees = [arguments[0]]; rounds.show(0)", deep)
+        assert run("const box = byId('tree'); return box.scrollWidth - box.clientWidth") > 100
         assert (
             mobile or run("return byId('tree').offsetHeight - byId('tree').clientHeight") == 10
         )  # a scroll bar
         painted = "return [...document.querySelectorAll('#tree rect')].map((one) => one.style.fill)"
         assert run(painted).count("var(--lookup)") == 7  # on the accepted path or not
+        if not mobile:  # the tree is drawn anew where a counter takes its room
+            run("byId('baseline').textContent = 'a longer text '.repeat(9)")
+            wait.until(lambda _: run("return byId('tree').scrollHeight <= byId('tree').clientHeight"))
         for mode in ("race", "chat"):
             find(By.ID, f"tab-{mode}").click()
             assert run("return document.documentElement.scrollWidth") <= width, (mode, width)

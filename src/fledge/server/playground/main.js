@@ -54,7 +54,7 @@ document.addEventListener("keydown", (event) => {
   const shortcut = { Digit1: () => select("chat"), Digit2: () => select("race"), KeyN: () => { select("chat"); chat.clear(); } }[event.code];
   if (event.altKey && shortcut) { event.preventDefault(); shortcut(); }
 });
-addEventListener("resize", () => rounds.refresh());
+new ResizeObserver(() => rounds.refresh()).observe(byId("tree")); // also when a counter or the legend grows
 
 setTheme(store.read("theme", "auto"));
 store.restoreSettings();
