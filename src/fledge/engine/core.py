@@ -29,7 +29,7 @@ from fledge.engine.phases import PhaseSeconds
 from fledge.engine.planner import FinishedRound, Kind, RoundPlan
 from fledge.engine.prefill import Prefill, PrefillChunk, PrefillResult, record_prompts
 from fledge.engine.record import joined
-from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, proposed_by, traces_of
+from fledge.engine.request import Emitted, Request, StepResult, TreeTrace, sources_of, traces_of
 from fledge.engine.rounds.result import RoundResult
 from fledge.engine.shapes import PLAIN
 from fledge.engine.stats import Counts, EngineStats
@@ -332,7 +332,7 @@ class EngineCore:
         traced = drafts and any(request.trace for request in running)
         helped = joined(drafted, len(rows)) if any(request.tape for request in running) else []
         traces = traces_of(running, drafted.tree, result.path, rows, self._sources) if traced else {}
-        sources = proposed_by(result, rows, self._sources)
+        sources = sources_of(result, rows, self._sources)
         sizes = drafted.sizes if drafts else [0] * len(rows)
         depths, proposed = [], 0  # accepted and proposed, of the trees of requests that are still there
         counts.rounds += 1

@@ -340,7 +340,7 @@ def traces_of(
     return traces
 
 
-def proposed_by(result: RoundResult, rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
+def sources_of(result: RoundResult, rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[list[str]]:
     """Per request, who proposed each accepted token; a row begins with how many it emits, `names` are by `Source`."""
     if result.drafted.proposal is None:
         return [list(names[:1]) * (row[0] - 1) for row in rows]

@@ -166,6 +166,7 @@ int draft(const RoundModels& m, const CarriedState& c, const DraftTerms& t, cons
   for (int64_t b = 0; b < c.requests; ++b)
     s.trees[b].select(s.depths.data(), made.counts()[b], out->nodes, made.tree(b));
   d.lay_out_rows(out);
+  // Empty nodes have got their rows; the host counts those that hold a proposal.
   for (int64_t b = 0; b < c.requests; ++b) {
     const float* score = made.tree(b).log_probs + 1;
     made.counts()[b] = std::count_if(score, score + made.counts()[b], [](float one) { return one > -INFINITY; });

@@ -114,9 +114,8 @@ def prompts_within(run: Run, seconds: float, speeds: Calibration) -> int:
     rows = estimate(run, (*growing, "train", "evaluate", "bench"), speeds)
     each = sum(row.seconds or 0.0 for row in rows if row.stage in growing) / run.recipe.prompts.count
     left = seconds - sum(row.seconds or 0.0 for row in rows if row.stage not in growing)
-    return max(
-        0, int(left / max(each, 1e-9) / 10) * 10
-    )  # nothing is known of the time that files and servers take
+    each = max(each, 1e-9)  # nothing is known of the time that files and servers take
+    return max(0, int(left / each / 10) * 10)
 
 
 class _Expectations:
