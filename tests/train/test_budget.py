@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_the_decision_holds_when_the_run_is_killed_on_another_machine(
     whole = run(target, features, tmp_path / "whole", options)
     assert whole.steps == 6
 
+    save = Checkpoint.save  # of a slow disk: the run is killed while the first checkpoint is being written
+    monkeypatch.setattr(Checkpoint, "save", lambda *args: (time.sleep(0.2), save(*args)))
     for last_step in (0, 3):
         run_until_killed(target, features, tmp_path / "killed", last_step, options)
         checkpoint = Checkpoint.load(str(tmp_path / "killed" / "train"))

@@ -187,6 +187,11 @@ class Trainer:
 
     def run(self, progress: Progress) -> None:
         """Train from the last checkpoint, if there is one, to the end."""
+        with closing(self._writer):  # whatever ends the run, a checkpoint being written is completed
+            self._train(progress)
+        self._tracker.close()
+
+    def _train(self, progress: Progress) -> None:
         resumed = self._resume()
         done = self._schedule[: self._step]
         clock = _Clock(self.seconds, sum(info.tokens for infos in done for info in infos))
@@ -197,7 +202,7 @@ class Trainer:
         if self._step == 0:
             self._log(None, 0.0, 0.0, clock, progress)
         stop = threading.Event()  # set by SIGTERM: save, then end
-        with closing(self._writer), freed_memory_is_kept(), on_sigterm(stop.set):
+        with freed_memory_is_kept(), on_sigterm(stop.set):
             ahead, threads = self._source.ahead, self._source.readers
             for batch in read_ahead(range(self._step, self.total), self._read_step, ahead, threads):
                 number, every = self._step + 1, self._options.log_every
@@ -222,7 +227,6 @@ class Trainer:
                     self._ranks.wait()
                     raise SystemExit(143)
         self.seconds = clock.seconds()
-        self._tracker.close()
 
     def facts(self) -> dict[str, Any]:
         """The training section of the head's metadata, independent of interruptions."""
