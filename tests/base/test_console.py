@@ -37,3 +37,8 @@ def test_what_is_wider_than_the_terminal_is_folded_and_not_cut(monkeypatch: pyte
     lines = printed(24, monkeypatch)
     assert max(map(len, lines)) <= 24
     assert "…" not in "".join(lines)
+
+
+def test_bytes_are_written_as_people_write_them() -> None:
+    written = [console.human_bytes(count) for count in (269e6, 2.26e7, 12)]
+    assert written == ["269 MB", "22.6 MB", "12 B"]

@@ -16,7 +16,7 @@ from fledge.bench.report import ReportFacts, render_report, write_report
 from fledge.bench.report.charts import Axes, Series, column_chart, line_chart, nice_ticks
 from fledge.bench.report.facts import TrainingFacts
 from fledge.bench.report.figures import running_mean, thinned
-from fledge.bench.report.formats import clock, human_bytes, human_count, number, times
+from fledge.bench.report.formats import clock, human_count, number, times
 from fledge.bench.report.story import training_view
 from fledge.bench.results import Piece
 from fledge.bench.summary import summarise, workload_summary
@@ -189,7 +189,6 @@ def test_curves_are_thinned_and_smoothed_without_losing_their_end() -> None:
 
 def test_figures_are_written_as_people_write_them() -> None:
     assert [clock(2.25), clock(75), clock(3700), clock(42)] == ["2.2 s", "1 min 15 s", "1 h 01 min", "42 s"]
-    assert [human_bytes(269e6), human_bytes(2.26e7), human_bytes(12)] == ["269 MB", "22.6 MB", "12 B"]
     assert [human_count(1234), human_count(1_234_567), human_count(7.06e10)] == ["1,234", "1.23 M", "70.6 B"]
     assert number(None) == "–"
 

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from huggingface_hub import HfApi, constants
 
+from fledge.deploy import inspection
 from fledge.deploy.exchange import export_head
 from fledge.heads import Head
 from fledge.heads import checkpoint as checkpoint_module
@@ -64,6 +65,28 @@ def test_export_import_and_doctor_from_the_command_line(
     assert "give three numbers such as 1,14,26" in fledge.error(*wanted, "--layers", "one")
     fledge.error(*wanted, "--layers=-1,2,3")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_target_is_examined_without_a_head(
+    fledge: Fledge, head: Path, tiny_target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = fledge("doctor", tiny_target_folder)
+    assert "✓ weights: " in told
+    assert f"! head: none ships for it\n  make one: fledge make-head {tiny_target_folder}" in told
+    assert f"serve it: fledge serve {tiny_target_folder}" in told
+    shutil.copytree(head, tmp_path / "runs" / tiny_target_folder.name / "head")
+    assert f"✓ head: runs/{tiny_target_folder.name}/head" in fledge("doctor", tiny_target_folder)
+
+
+def test_a_target_larger_than_memory_is_broken_here(
+    fledge: Fledge, tiny_target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "free_memory", lambda device: 1000)
+    told = fledge("doctor", tiny_target_folder, expect=1)
+    assert "(bfloat16); 1.0 kB are free on cpu\n  free memory, or take a smaller quantisation" in told
+    assert "--quantization q4_0" in told
+    assert "fledge serve" not in told
 
 
 def test_an_embedding_needs_no_other_weights_of_the_target(

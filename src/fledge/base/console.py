@@ -96,6 +96,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def human_bytes(count: float) -> str:
+    """`269000000` -> `269 MB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            value = count / size
+            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:,.1f} {unit}"
+    return f"{count:.0f} B"
+
+
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1
 ) -> None:

@@ -35,8 +35,8 @@ def cache(
     ] = None,
 ) -> None:
     """Show what is cached, with sizes and age; whatever is deleted is made again when it is needed."""
+    from fledge.base.console import human_bytes
     from fledge.base.errors import StorageError, did_you_mean
-    from fledge.bench.report.formats import human_bytes
     from fledge.native.build import cache_folder
 
     folder = cache_folder()

@@ -6,10 +6,9 @@ import shlex
 
 import typer
 
-from fledge.base.console import StageProgress, clock, plural, print_table, say
+from fledge.base.console import StageProgress, clock, human_bytes, plural, print_table, say
 from fledge.base.errors import StorageError
 from fledge.base.storage import Manifest, exists
-from fledge.bench.report.formats import human_bytes
 from fledge.features import bytes_per_token, server_arguments, verify_store
 from fledge.features.options import Codec
 from fledge.run.estimate import Calibration, conversation_tokens

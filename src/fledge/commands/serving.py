@@ -32,7 +32,7 @@ TARGET_FLAGS = Flags(
     TargetOptions, "Target", only=("dtype", "quantization", "device", "chat_template_kwargs")
 )
 TEMPLATE_FLAGS = Flags(TargetOptions, "Target", only=("chat_template_kwargs",))
-_DOCTOR = Flags(TargetOptions, "Target", only=("device", "chat_template_kwargs"))
+_DOCTOR = Flags(TargetOptions, "Target", only=("device", "quantization", "chat_template_kwargs"))
 _ENGINE = Flags(EngineOptions, "fledge's engine")
 _SERVER = Flags(ServerOptions, "Clients, limits and logs")
 _LEARN = Flags(LearnOptions, "Learning (--learn)", prefix="learn")
@@ -164,7 +164,7 @@ def doctor(
     ] = None,
     **given: Any,
 ) -> None:
-    """Check this machine; or find out why a head's acceptance is low.
+    """Check this machine, or a model's memory and head; or find out why a head's acceptance is low.
 
     Exit code 1 if something is wrong.
     """
@@ -181,9 +181,12 @@ def doctor(
             raise EngineError(f"--{unused[0].replace('_', '-')} is for a head: name TARGET and HEAD, too")
         raise typer.Exit(examine_installation())
     if head is None:
-        raise EngineError(
-            f"name {target}'s head, too: its folder, URL or hub id, or released for the shipped one"
-        )
+        from fledge.deploy.inspection import examine_target
+
+        others = [name for name in _given(context) if name not in ("target", *_DOCTOR.only)]
+        if others:
+            raise EngineError(f"--{others[0].replace('_', '-')} is for a head: name {target}'s, too")
+        raise typer.Exit(examine_target(_DOCTOR.made(given, model=target)))
     from fledge.deploy.exchange import examine
 
     raise typer.Exit(

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from fledge.base.console import clock, print_table, say
+from fledge.base.console import clock, human_bytes, print_table, say
 from fledge.base.memory import peak_memory
 from fledge.base.storage import Manifest, local_path
 from fledge.bench import estimate_seconds
-from fledge.bench.report.formats import human_bytes
 from fledge.data import RespondOptions
 from fledge.draft import DraftVocabulary, HeadConfig
 from fledge.draft.description import weight_shapes

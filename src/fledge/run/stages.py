@@ -19,12 +19,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fledge.base.console import plural
+from fledge.base.console import human_bytes, plural
 from fledge.base.errors import DataError, EngineError, RecipeError
 from fledge.base.fingerprint import Fingerprint, make_fingerprint
 from fledge.base.storage import Manifest, exists, join
 from fledge.bench import run_bench, summarise
-from fledge.bench.report.formats import human_bytes, number, times
+from fledge.bench.report.formats import number, times
 from fledge.bench.workloads import Workload
 from fledge.data import (
     AnswerServer,

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fledge.base.console import human_bytes
 from fledge.bench.plan.options import PlanOptions
 from fledge.bench.plan.shape import HeadShape, ModelShape
-from fledge.bench.report.formats import Table, human_bytes, human_count, number, times
+from fledge.bench.report.formats import Table, human_count, number, times
 from fledge.engine import PLAIN, TreeShape
 from fledge.features import bytes_per_token
 from fledge.heads.engines import refusal

@@ -78,17 +78,6 @@ def clock(seconds: float | None) -> str:
     return f"{minutes} min {remainder:02d} s" if minutes else f"{remainder} s"
 
 
-def human_bytes(count: float | None) -> str:
-    """`269000000` -> `269 MB`."""
-    if count is None:
-        return ABSENT
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            value = count / size
-            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:,.1f} {unit}"
-    return f"{count:.0f} B"
-
-
 def human_count(count: float | None) -> str:
     """`1234` -> `1,234`, `1234567` -> `1.23 M`, `7.06e10` -> `70.6 B`."""
     if count is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fledge.base.console import human_bytes
 from fledge.bench.report import figures
 from fledge.bench.report.facts import DataFacts, TrainingFacts
-from fledge.bench.report.formats import Bar, clock, human_bytes, human_count, number, percent, times
+from fledge.bench.report.formats import Bar, clock, human_count, number, percent, times
 from fledge.bench.report.speed import Naming
 from fledge.bench.results import BenchResult, Sample
 
