@@ -257,7 +257,9 @@ def test_damaged_files_are_clear_errors(gguf_file: Path, tmp_path: Path) -> None
     whole, file = gguf_file.read_bytes(), tmp_path / "damaged.gguf"
     for cut in (100, 3000, len(whole) // 2, len(whole) - 5):
         file.write_bytes(whole[:cut])
-        assert "isn't a whole GGUF file" in refusal(file, tmp_path)
+        told = refusal(file, tmp_path)
+        assert "isn't a whole GGUF file" in told
+        assert "it ends within" in told
     for other in (b"", b"{}", b"GGML" + whole[4:]):
         file.write_bytes(other)
         assert "is no GGUF file" in refusal(file, tmp_path)

@@ -204,8 +204,9 @@ class Run:
         new = not path.exists()
         try:
             disk.make_folder(path)
-            # Without flock, the lock of a dead process is taken over on the second attempt.
-            held = disk.file_lock(lock).acquire(timeout=0.2)
+            # Without flock, the lock of a dead process is taken over on the second or third attempt, each of which asks
+            # a network's file system several times.
+            held = disk.file_lock(lock).acquire(timeout=0.5)
         except Timeout as error:
             raise StorageError(
                 f"another fledge{_named(owner)} is at work in {self.folder}; wait for it or name another --run-dir, "

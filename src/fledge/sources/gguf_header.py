@@ -51,7 +51,8 @@ class GgufHeader:
         except (OSError, ValueError, OverflowError, struct.error) as error:
             with file.open("rb") as stream:
                 kind = "isn't a whole GGUF file" if stream.read(4) == b"GGUF" else "is no GGUF file"
-            raise TargetError(f"{file} {kind} ({error}): download it again") from error
+            why = "it ends within its header" if isinstance(error, struct.error) else error
+            raise TargetError(f"{file} {kind} ({why}): download it again") from error
 
     def release(self) -> None:
         """Let the system take back the pages that have been read; it reads them again if they are used."""
