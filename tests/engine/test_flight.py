@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from unittest.mock import MagicMock
 
@@ -12,7 +14,9 @@ from fledge.base.device import to_host
 from fledge.base.errors import EngineError
 from fledge.engine import Engine
 from fledge.engine.flight import Flight, StreamFlight, make_flight
+from fledge.engine.planner import AdaptivePlanner, FinishedRound
 from fledge.target.target import Target
+from tests.engine.conftest import noisy_head
 from tests.engine.late_flight import LateFlight
 
 
@@ -74,6 +78,33 @@ def test_time_between_launches_is_exposed_unless_the_host_had_nothing_to_do() ->
         pass
     flight.launch(nothing, lambda value, seconds: None)
     assert flight.exposed - before < 0.03
+
+
+def test_the_planners_own_time_is_known_unless_something_flies_meanwhile() -> None:
+    for flight, hides in ((Flight(), False), (LateFlight(ahead=1), True)):
+        flight.launch(lambda: None, lambda value, seconds: None)
+        with flight.planning():
+            time.sleep(0.02)
+        assert (flight.planned == 0) if hides else (flight.planned >= 0.02)
+
+
+@pytest.mark.kernels
+def test_what_learning_from_a_round_takes_says_nothing_of_the_round(
+    target: Target, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind of round that is only tried is always learnt from: by that alone it looked a fifth slower."""
+    exposed: list[float] = []
+
+    def learn(planner: AdaptivePlanner, done: FinishedRound) -> None:
+        exposed.append(done.exposed)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(AdaptivePlanner, "learn", learn)
+    Engine(target, noisy_head(target), max_batch=1).generate(prompts[:1], max_tokens=12, ignore_eos=True)
+    spent = [later - earlier for earlier, later in itertools.pairwise(exposed)]
+    assert len(spent) > 2
+    assert min(spent) > 0
+    assert statistics.median(spent) < 0.01
 
 
 def test_results_on_the_host_stay_what_they_are() -> None:

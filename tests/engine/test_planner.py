@@ -186,14 +186,15 @@ def test_copies_are_asked_for_where_they_pay(slower: float) -> None:
     assert asked < 100 if slower > 1 else asked > 900
 
 
-def test_of_rounds_that_are_the_rule_every_fourth_is_learnt_from() -> None:
+@pytest.mark.parametrize(("before", "every"), [(20, 4), (300, 16)])
+def test_of_rounds_that_are_the_rule_ever_fewer_are_learnt_from(before: int, every: int) -> None:
     one, learnt = planner(), []
-    serve(one, 1, 300, 0.9)
+    serve(one, 1, before, 0.9)
     learn = one.speeds.learn
     one.speeds.learn = lambda *given, **more: (learnt.append(1), learn(*given, **more))[1]  # type: ignore[method-assign, func-returns-value]
-    shapes = serve(one, 1, 80, 0.9)
-    exceptions = shapes.count(PLAIN)
-    assert 20 - exceptions <= len(learnt) - exceptions <= 20
+    shapes = serve(one, 1, 32, 0.9)
+    exceptions, usual = shapes.count(PLAIN), 32 // every
+    assert usual - exceptions <= len(learnt) - exceptions <= usual
 
 
 def test_the_host_belongs_to_the_kind_of_round_it_followed() -> None:

@@ -300,7 +300,8 @@ class EngineCore:
             return False
         plan = self._plain
         if any(request.speculate for request in running):
-            plan = self._planner.choose(len(running), behind=partial(self._behind, running))
+            with self._flight.planning():
+                plan = self._planner.choose(len(running), behind=partial(self._behind, running))
         max_tokens = plan.bound.reach + 1
         for request in running:
             request.take_off(1, max_tokens)
@@ -358,12 +359,12 @@ class EngineCore:
         if drafts:
             counts.count_drafts(drafted.shape, depths, proposed)
         accepted = [row[0] - 1 for row, request in zip(rows, running, strict=True) if request.speculate]
-        done = FinishedRound(
-            plan, drafted, speculating, rows, accepted, seconds, result.catch_up, self._flight.exposed
-        )
+        exposed = self._flight.exposed - self._flight.planned
+        done = FinishedRound(plan, drafted, speculating, rows, accepted, seconds, result.catch_up, exposed)
         counts.count_shape(drafted.shape, len(running), done.tokens, seconds - result.catch_up)
         if accepted:
-            self._planner.learn(done)
+            with self._flight.planning():
+                self._planner.learn(done)
         if self._proposers is not None and drafted.proposal is not None:
             self._proposers.observe(drafted.proposal, rows)
 

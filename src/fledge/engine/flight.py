@@ -41,6 +41,7 @@ class Flight:
         """`ahead`: launches that may stay in flight when a step ends."""
         self.ahead = ahead
         self.exposed = 0.0  # seconds nothing ran because the host was busy
+        self.planned = 0.0  # of these, seconds of the planner's
         self.hidden = 0.0  # seconds the host worked while the device was busy
         self._waited = 0.0  # seconds the host has waited for results
         self._mark = time.perf_counter()  # until when something ran
@@ -87,6 +88,14 @@ class Flight:
         if self.ahead:
             worked = time.perf_counter() - begun - (self._waited - waited)
             self.hidden += max(worked - (self.exposed - exposed), 0.0)
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """The planner's work, which takes longest where it learns from a round, whatever that round took."""
+        begun = time.perf_counter()
+        yield
+        if not self._flying:
+            self.planned += time.perf_counter() - begun
 
     def _start_clock(self, now: float) -> None:
         self._mark = now

@@ -22,7 +22,7 @@ class FinishedRound(NamedTuple):
     accepted: Sequence[int]  # accepted nodes below the root, for each request that speculates
     seconds: float
     catch_up: float  # of these, the head's catching up on earlier rounds
-    exposed: float  # seconds that the host has kept forwards waiting, since the engine's start
+    exposed: float  # seconds that the host, but for the planner, has kept forwards waiting, since the engine's start
 
     @property
     def kind(self) -> Kind:

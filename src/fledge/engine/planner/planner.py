@@ -55,9 +55,9 @@ _HOPE = 4.0
 # The credit for tries, in plain rounds: at the start, added per round, at most. Then the longest catching up with
 # which the head still gets its first try.
 _FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
-# All of a kind's early rounds are learnt from, then every fourth, or every eighth plain one: on a CPU a forward evicts
-# Python from the caches, so learning takes a few percent of a round.
-_EARLY_ROUNDS, _LEARN_EVERY = (16, 16, 16), (8, 4, 4)  # by kind
+# All of a kind's early rounds are learnt from, then every fourth (every eighth plain one), later every sixteenth: on a
+# CPU a forward evicts Python from the caches, and to learn from a round takes seven times as long as by itself.
+_EARLY_ROUNDS, _LEARN_EVERY, _LATER_EVERY = 16, (8, 4, 4), 16  # the second by kind
 # Rounds with the head between searches for the best tree; there are more after 1, 2, 4, 8 and 16.
 _SEARCH_EVERY = 32
 
@@ -201,7 +201,8 @@ class AdaptivePlanner:
         self._head_rounds += kind == Kind.HEAD
         self._drafted += kind == Kind.HEAD
         self._credit = min(self._credit + _TRY_SHARE, _MOST_CREDIT)
-        if kind == size.rule and way.rounds > _EARLY_ROUNDS[kind] and way.rounds % _LEARN_EVERY[kind]:
+        every = min(max(_LEARN_EVERY[kind], way.rounds // _EARLY_ROUNDS), _LATER_EVERY)
+        if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % every:
             return
         drafted, speeds = done.drafted, self.speeds
         shape, levels, tokens, hopes = drafted.shape, len(drafted.levels), done.tokens, done.plan.hopes
@@ -363,11 +364,12 @@ class _HostSeconds:
     def of_round(self, kind: Kind, exposed: float) -> float:
         """The host's share of the round that just ended; `exposed`: the host's seconds since the engine's start.
 
-        Time since the previous round counts towards that round: most of it is spent learning from it.
+        Time since the previous round counts towards that round: most of it is spent on delivering its tokens. The
+        planner's own doesn't count: a kind that is only tried is always learnt from, and would look slower by that.
         """
         if self._before is not None:
             earlier, before = self._before
-            spent = exposed - before
+            spent = max(exposed - before, 0.0)
             average = self._average[earlier] or spent  # nothing may have been exposed so far
             self._average[earlier] = average + _HOST_STEP * (min(spent, _HOST_LONGEST * average) - average)
         self._before = kind, exposed
