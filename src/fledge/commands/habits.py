@@ -34,7 +34,7 @@ COMMANDS = {
     "list": "fledge cache for what is cached, fledge learn list for heads that were learnt",
     "ls": "fledge cache",
     "ps": "fledge cache for what is cached; nothing runs in the background",
-    "show": "fledge doctor for this machine, fledge plan for what a model costs",
+    "show": "fledge doctor my-model.gguf for what a model takes here, fledge plan for what it costs",
     "convert": "fledge serve my-model.gguf; GGUF files run as they are",
     "quantize": "fledge serve --quantization q8_0; GGUF files run as they are",
 }
