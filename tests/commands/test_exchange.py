@@ -76,7 +76,13 @@ def test_a_target_is_examined_without_a_head(
     assert f"! head: none ships for it\n  make one: fledge make-head {tiny_target_folder}" in told
     assert f"serve it: fledge serve {tiny_target_folder}" in told
     shutil.copytree(head, tmp_path / "runs" / tiny_target_folder.name / "head")
+    kept = tmp_path / "runs" / tiny_target_folder.name / "head"
     assert f"✓ head: runs/{tiny_target_folder.name}/head" in fledge("doctor", tiny_target_folder)
+    (kept / "config.json").write_text('{"broken')
+    told = fledge("doctor", tiny_target_folder, "--quantization", "q4_0")
+    assert f"! head: none ships for it, and runs/{tiny_target_folder.name}/head doesn't fit (" in told
+    assert f"fledge make-head {tiny_target_folder} target.quantization=q4_0" in told
+    assert f"fledge serve {tiny_target_folder} --quantization q4_0" in told
 
 
 def test_a_target_larger_than_memory_is_broken_here(
@@ -84,8 +90,9 @@ def test_a_target_larger_than_memory_is_broken_here(
 ) -> None:
     monkeypatch.setattr(inspection, "free_memory", lambda device: 1000)
     told = fledge("doctor", tiny_target_folder, expect=1)
-    assert "(bfloat16); 1.0 kB are free on cpu\n  free memory, or take a smaller quantisation" in told
-    assert "--quantization q4_0" in told
+    assert (
+        "(bfloat16); 1.0 kB are free on cpu\n  free memory, or take a smaller model or quantisation" in told
+    )
     assert "fledge serve" not in told
 
 

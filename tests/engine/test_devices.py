@@ -91,8 +91,8 @@ def test_it_finds_out_when_a_head_becomes_useful(device: Device) -> None:
 
 @pytest.mark.slow
 def test_noisy_rounds_seldom_hide_that_a_head_is_worth_a_tenth() -> None:
-    """Of sixteen engines at most three stay at plain decode; short tries alone left seven there."""
+    """Of sixteen engines at most four stay at plain decode; short tries alone left seven there."""
     fair = DraftHead("fair", ((Moment(0.35, 0.9, 0.8), Moment(0.35, 0.5, 0.42), Moment(0.3, 0.15, 0.2)),))
     gains = sorted(simulate(AVX2, fair, 1, rounds=900, seed=seed).over_plain for seed in range(16))
-    assert gains[0] > 0.99
-    assert gains[3] > 1.05
+    assert gains[0] > 1.0
+    assert gains[4] > 1.05

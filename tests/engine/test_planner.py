@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,15 +187,39 @@ def test_copies_are_asked_for_where_they_pay(slower: float) -> None:
     assert asked < 100 if slower > 1 else asked > 900
 
 
-@pytest.mark.parametrize(("before", "every"), [(20, 4), (300, 16)])
-def test_of_rounds_that_are_the_rule_ever_fewer_are_learnt_from(before: int, every: int) -> None:
+def test_of_rounds_that_are_the_rule_every_fourth_is_learnt_from() -> None:
     one, learnt = planner(), []
-    serve(one, 1, before, 0.9)
+    serve(one, 1, 300, 0.9)
     learn = one.speeds.learn
     one.speeds.learn = lambda *given, **more: (learnt.append(1), learn(*given, **more))[1]  # type: ignore[method-assign, func-returns-value]
-    shapes = serve(one, 1, 32, 0.9)
-    exceptions, usual = shapes.count(PLAIN), 32 // every
-    assert usual - exceptions <= len(learnt) - exceptions <= usual
+    shapes = serve(one, 1, 80, 0.9)
+    exceptions = shapes.count(PLAIN)
+    assert 20 - exceptions <= len(learnt) - exceptions <= 20
+
+
+@pytest.mark.parametrize(("confident", "at_once"), [(True, {0, 4}), (False, {0, 1})], ids=["CPU", "GPU"])
+def test_on_a_cpu_four_usual_rounds_are_learnt_from_at_once(confident: bool, at_once: set[int]) -> None:
+    one = planner(confident=confident)
+    serve(one, 1, 300, 0.9)
+    learn, counts = one.speeds.learn, list[int]()
+
+    def counted(*given: Any, **more: Any) -> float:
+        counts[-1] += 1
+        return learn(*given, **more)
+
+    one.speeds.learn = counted  # type: ignore[method-assign]
+    for _ in range(64):
+        counts.append(0)
+        if serve(one, 1, 1, 0.9) == [PLAIN]:  # a try is learnt from at once, with what waits
+            counts.pop()
+    assert set(counts) == at_once
+
+
+def test_a_head_that_no_longer_fits_is_given_up_soon() -> None:
+    one = planner()
+    assert serve(one, 1, 600, 0.9).count(PLAIN) < 60
+    serve(one, 1, 800, 1e-4, claimed=0.9)
+    assert serve(one, 1, 100, 1e-4, claimed=0.9).count(PLAIN) > 90
 
 
 def test_the_host_belongs_to_the_kind_of_round_it_followed() -> None:

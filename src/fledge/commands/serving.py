@@ -178,14 +178,15 @@ def doctor(
         from fledge.doctor.installation import examine_installation
 
         if unused := _given(context):
-            raise EngineError(f"--{unused[0].replace('_', '-')} is for a head: name TARGET and HEAD, too")
+            wanted = "a target: name TARGET" if unused[0] in _DOCTOR.only else "a head: name TARGET and HEAD"
+            raise EngineError(f"--{unused[0].replace('_', '-')} is for {wanted}, too")
         raise typer.Exit(examine_installation())
     if head is None:
         from fledge.deploy.inspection import examine_target
 
         others = [name for name in _given(context) if name not in ("target", *_DOCTOR.only)]
         if others:
-            raise EngineError(f"--{others[0].replace('_', '-')} is for a head: name {target}'s, too")
+            raise EngineError(f"--{others[0].replace('_', '-')} is for a head: name TARGET and HEAD")
         raise typer.Exit(examine_target(_DOCTOR.made(given, model=target)))
     from fledge.deploy.exchange import examine
 

@@ -41,8 +41,9 @@ class Flight:
         """`ahead`: launches that may stay in flight when a step ends."""
         self.ahead = ahead
         self.exposed = 0.0  # seconds nothing ran because the host was busy
-        self.planned = 0.0  # of these, seconds of the planner's
+        self.planned = 0.0  # of these, the planner's
         self.hidden = 0.0  # seconds the host worked while the device was busy
+        self._planning = 0.0  # seconds of the planner that haven't been added to `exposed` yet
         self._waited = 0.0  # seconds the host has waited for results
         self._mark = time.perf_counter()  # until when something ran
         self._flying: deque[tuple[Callable[[], Landed], Callable[[Any, float], None]]] = deque()
@@ -95,15 +96,19 @@ class Flight:
         begun = time.perf_counter()
         yield
         if not self._flying:
-            self.planned += time.perf_counter() - begun
+            self._planning += time.perf_counter() - begun
 
     def _start_clock(self, now: float) -> None:
-        self._mark = now
+        self._mark, self._planning = now, 0.0
+
+    def _expose(self, seconds: float) -> None:
+        self.exposed += seconds
+        self.planned, self._planning = self.planned + self._planning, 0.0
 
     def settle(self) -> None:
         """Nothing is in flight: the time up to now counts as `exposed`."""
         now = time.perf_counter()
-        self.exposed += max(now - self._mark, 0.0)
+        self._expose(max(now - self._mark, 0.0))
         self._mark = now
 
     def _start(self, work: Callable[[], Any]) -> Callable[[], Landed]:
@@ -155,7 +160,7 @@ class StreamFlight(Flight):
             end.synchronize()
             self._mark = time.perf_counter()
             if before is not None:
-                self.exposed += before.elapsed_time(begin) / 1e3
+                self._expose(before.elapsed_time(begin) / 1e3)
             return Landed(value, begin.elapsed_time(end) / 1e3)
 
         return landed

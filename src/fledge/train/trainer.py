@@ -187,7 +187,7 @@ class Trainer:
 
     def run(self, progress: Progress) -> None:
         """Train from the last checkpoint, if there is one, to the end."""
-        with closing(self._writer):  # whatever ends the run, a checkpoint being written is completed
+        with closing(self._writer):  # a checkpoint being written is completed, after an error or Ctrl-C, too
             self._train(progress)
         self._tracker.close()
 

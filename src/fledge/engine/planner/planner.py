@@ -55,9 +55,10 @@ _HOPE = 4.0
 # The credit for tries, in plain rounds: at the start, added per round, at most. Then the longest catching up with
 # which the head still gets its first try.
 _FIRST_CREDIT, _TRY_SHARE, _MOST_CREDIT, _LATEST = 4.0, 0.004, 12.0, 4.0
-# All of a kind's early rounds are learnt from, then every fourth (every eighth plain one), later every sixteenth: on a
-# CPU a forward evicts Python from the caches, and to learn from a round takes seven times as long as by itself.
-_EARLY_ROUNDS, _LEARN_EVERY, _LATER_EVERY = 16, (8, 4, 4), 16  # the second by kind
+# All of a kind's early rounds are learnt from, then every fourth, or every eighth plain one; on a CPU four of these at
+# once, since a forward evicts Python from the caches: to learn from one round takes seven times as long as from another
+# behind it.
+_EARLY_ROUNDS, _LEARN_EVERY, _TOGETHER = 16, (8, 4, 4), 4  # the second by kind
 # Rounds with the head between searches for the best tree; there are more after 1, 2, 4, 8 and 16.
 _SEARCH_EVERY = 32
 
@@ -160,6 +161,7 @@ class AdaptivePlanner:
         self._drafted = 0  # of these, since the last search for the best trees
         self._credit = _FIRST_CREDIT  # in plain rounds
         self._host = _HostSeconds()
+        self._unlearnt: list[tuple[FinishedRound, float, bool]] = []  # rounds to learn from together
         # By kind and batch size, until something is learnt.
         self._plans: dict[tuple[int, int], RoundPlan] = {}
         self._plain = RoundPlan(PLAIN, self.match_rates)
@@ -193,17 +195,26 @@ class AdaptivePlanner:
         return answer * (1 / others - 1 / head) / speed.plain(requests) > target.at(tokens + 1) - target.at(1)
 
     def learn(self, done: FinishedRound) -> None:
-        """Learn from a finished round, or skip it (see `_LEARN_EVERY`)."""
-        size, kind, requests = self._size(len(done.rows)), done.kind, len(done.rows)
+        """Learn from a finished round, now or with later ones, or skip it (see `_LEARN_EVERY`)."""
+        size, kind = self._size(len(done.rows)), done.kind
         seconds = done.seconds + self._host.of_round(kind, done.exposed)
         way = size.ways[kind]
         way.rounds += 1
         self._head_rounds += kind == Kind.HEAD
         self._drafted += kind == Kind.HEAD
         self._credit = min(self._credit + _TRY_SHARE, _MOST_CREDIT)
-        every = min(max(_LEARN_EVERY[kind], way.rounds // _EARLY_ROUNDS), _LATER_EVERY)
-        if kind == size.rule and way.rounds > _EARLY_ROUNDS and way.rounds % every:
+        usual = kind == size.rule and way.rounds > _EARLY_ROUNDS
+        if usual and way.rounds % _LEARN_EVERY[kind]:
             return
+        self._unlearnt.append((done, seconds, kind != size.rule))
+        if not usual or not self.confident or len(self._unlearnt) >= _TOGETHER:
+            for one in self._unlearnt:
+                self._learn_from(*one)
+            self._unlearnt.clear()
+
+    def _learn_from(self, done: FinishedRound, seconds: float, tried: bool) -> None:
+        """`tried`: its kind wasn't the rule."""
+        size, kind, requests = self._size(len(done.rows)), done.kind, len(done.rows)
         drafted, speeds = done.drafted, self.speeds
         shape, levels, tokens, hopes = drafted.shape, len(drafted.levels), done.tokens, done.plan.hopes
         if drafted.proposal is not None:
@@ -213,10 +224,12 @@ class AdaptivePlanner:
             speeds.acceptance.observe_levels(done.levels, MAX_DEPTH if self.confident else levels)
         took = max(seconds - done.catch_up, 1e-9)
         rounds = speeds.learn(kind, requests, shape, levels, drafted.rows, tokens, took, costs_only=hopes)
-        if kind != size.rule and kind != Kind.PLAIN and not hopes:
+        if tried and kind != Kind.PLAIN and not hopes:
             rounds *= seconds / took
             self._credit -= max(rounds - tokens / requests / speeds.gain(size.rule, requests), 0.0)
-        if self._drafted >= _SEARCH_EVERY or (kind == Kind.HEAD and way.rounds in (1, 2, 4, 8, 16)):
+        if self._drafted >= _SEARCH_EVERY or (
+            kind == Kind.HEAD and size.ways[kind].rounds in (1, 2, 4, 8, 16)
+        ):
             speeds.forget_promises()
             self._drafted = 0
         size.quiet = 0
@@ -225,8 +238,10 @@ class AdaptivePlanner:
     def forget_head(self) -> None:
         """See `Planner`; the costs of rounds stay, and the new head is tried soon."""
         self.speeds.forget_head()
+        self._unlearnt.clear()
         for size in self._sizes.values():
-            size.ways[Kind.HEAD].wait = size.ways[Kind.HEAD].due = size.quiet = 0
+            head = size.ways[Kind.HEAD]
+            head.rounds = head.wait = head.due = size.quiet = 0
         self._try = None
         self._credit = max(self._credit, _FIRST_CREDIT)
         self._plans.clear()
@@ -365,7 +380,8 @@ class _HostSeconds:
         """The host's share of the round that just ended; `exposed`: the host's seconds since the engine's start.
 
         Time since the previous round counts towards that round: most of it is spent on delivering its tokens. The
-        planner's own doesn't count: a kind that is only tried is always learnt from, and would look slower by that.
+        planner's own doesn't count, unless it is hidden behind a forward: a kind that is only tried is always learnt
+        from, and would look slower by that.
         """
         if self._before is not None:
             earlier, before = self._before
