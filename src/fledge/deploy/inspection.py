@@ -7,13 +7,9 @@ import shlex
 from collections.abc import Iterator
 
 from fledge.base.console import human_bytes, say
-from fledge.base.errors import HeadError
-from fledge.base.storage import exists, join
 from fledge.doctor.installation import Check, show
 from fledge.engine.memory import free_memory
-from fledge.heads.checkpoint import CONFIG_NAME
-from fledge.released import load_head, released_folder
-from fledge.sources.find import run_folder
+from fledge.released import made_here, released_folder
 from fledge.target import Target, TargetOptions
 
 _MOST = 0.9  # share of free memory beyond which weights leave too little for the KV pool
@@ -45,7 +41,7 @@ def _checks(options: TargetOptions) -> Iterator[Check]:
         return
     yield Check("target", "ok", f"{target.name}, {shape}")
     yield _weights(target, options)
-    token = c.num_layers * 2 * c.num_kv_heads * c.head_dim * target.dtype.itemsize
+    token = c.kv_size * target.dtype.itemsize
     full = human_bytes(token * c.max_position_embeddings)
     yield Check("KV pool", "ok", f"{human_bytes(token)} a token, {full} for the whole context")
     yield _head(target, options)
@@ -70,14 +66,9 @@ def _weights(target: Target, options: TargetOptions) -> Check:
 def _head(target: Target, options: TargetOptions) -> Check:
     if released_folder(target) is not None:
         return Check("head", "ok", "the released one, which serve takes by itself")
-    folder, why = join(run_folder(options.model), "head"), "none ships for it"
-    if exists(join(folder, CONFIG_NAME)):
-        try:
-            load_head(target, folder)
-        except HeadError as error:
-            why += f", and {folder} doesn't fit ({error})"
-        else:
-            return Check("head", "ok", f"{folder}, which serve takes by itself")
+    made, found = made_here(options.model, target)
+    if made is not None:
+        return Check("head", "ok", f"{found}, which serve takes by itself")
     settings = [f"target.{name}={value}" for name, value in _given(options)]
     command = shlex.join(["fledge", "make-head", options.model, *settings])
-    return Check("head", "limited", why, f"make one: {command}")
+    return Check("head", "limited", f"none ships for it{found}", f"make one: {command}")

@@ -65,28 +65,30 @@ def load_pair(target: TargetOptions, head: str | None, *, plain: bool = False) -
         return loaded, drafts
     shipped = released_folder(loaded)
     if head is None and shipped is None:
-        return loaded, _made_here(target.model, loaded)
+        made, found = made_here(target.model, loaded)
+        if made is None:
+            why = f"no head ships for it{found}; name a --head, or make one with fledge make-head"
+            logger.info("%s: decoding plainly, since %s", loaded.name, why)
+        else:
+            logger.info("%s: drafting with the head %s", loaded.name, found)
+        return loaded, made
     drafts = released_head(loaded) if shipped is None else _checked(Head.load(shipped), loaded)
     logger.info("%s: drafting with the released head", loaded.name)
     return loaded, drafts
 
 
-def _made_here(model: str, target: Target) -> Head | None:
-    """The head in the folder where `fledge make-head` puts one for this model; the log says whether it drafts."""
+def made_here(model: str, target: Target) -> tuple[Head | None, str]:
+    """The head in the folder where `fledge make-head` puts one for this model, and that folder.
+
+    None if there is none; with why, as the end of a sentence, if it doesn't fit.
+    """
     folder = join(run_folder(model), "head")
-    why = "no head ships for it"
-    if exists(join(folder, CONFIG_NAME)):
-        try:
-            drafts = _checked(Head.load(folder), target)
-        except HeadError as error:
-            why += f", and {folder} doesn't fit ({error})"
-        else:
-            logger.info("%s: drafting with the head %s", target.name, folder)
-            return drafts
-    logger.info(
-        "%s: decoding plainly, since %s; name a --head, or make one with fledge make-head", target.name, why
-    )
-    return None
+    if not exists(join(folder, CONFIG_NAME)):
+        return None, ""
+    try:
+        return _checked(Head.load(folder), target), folder
+    except HeadError as error:
+        return None, f", and {folder} doesn't fit ({error})"
 
 
 def head_url(target: Target, name: str) -> str:

@@ -117,6 +117,11 @@ class DecoderConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
+    def kv_size(self) -> int:
+        """Numbers that a token keeps in the KV pool, keys and values of all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim
+
+    @property
     def weight_count(self) -> int:
         """Weights of all matrices, the embedding with them."""
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)

@@ -156,7 +156,7 @@ class NativeDecoder:
 
     def kv_bytes_per_token(self) -> int:
         """Bytes one token takes in the pool."""
-        return self.config.num_layers * self.config.num_kv_heads * 2 * self.config.head_dim * 2
+        return self.config.kv_size * torch.bfloat16.itemsize
 
     def forward(
         self,

@@ -53,8 +53,7 @@ class TorchDecoder:
 
     def kv_bytes_per_token(self) -> int:
         """Keys and values of all layers."""
-        c = self.config
-        return c.num_layers * 2 * c.num_kv_heads * c.head_dim * self.dtype.itemsize
+        return self.config.kv_size * self.dtype.itemsize
 
     @torch.no_grad()
     def forward(
